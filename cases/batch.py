@@ -1,0 +1,207 @@
+"""The batch: a case made real on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cases import counter_hash
+from cases.paging import Paging, make_paging
+from cases.ragged import Rows, indptr, kv_rows, query_rows
+from cases.recipes import LogicalData, make_data, torch_dtype
+from cases.schema import AttentionCase, KvLayout, Poison
+
+POISON_V = 64.0  # exact in every dtype down to fp8, far outside unit-normal data, no overflow
+INT32_ELEMENTS = 1 << 31
+
+
+@dataclass(slots=True)
+class AttentionBatch:
+    """Tensors of one case on one device.
+
+    data:       inputs in logical order (see LogicalData); data.k and data.v hold every key
+    k_pool:     [num_pages, page_size, num_kv_heads, head_dim_qk], or with kv_layout HND
+                [num_pages, num_kv_heads, page_size, head_dim_qk]; prefix rows are written, the new
+                rows are NOT: an adapter writes them (`write_new_rows`) when its path does
+    v_pool:     the same with head_dim_vo
+    paging:     the page table
+    qo_indptr:  int32 [num_requests+1]
+    prefix_lens, extend_lens: int32 [num_requests]
+    new_slots:  int64 [total_q], the pool slots of the new rows
+    poison:     the level that the unused slots really hold
+    """
+
+    case: AttentionCase
+    device: torch.device
+    data: LogicalData
+    k_pool: Tensor
+    v_pool: Tensor
+    paging: Paging
+    qo_indptr: Tensor
+    prefix_lens: Tensor
+    extend_lens: Tensor
+    new_slots: Tensor
+    poison: Poison
+
+    @property
+    def q(self) -> Tensor:
+        """[total_q, num_qo_heads, head_dim_qk]"""
+        return self.data.q
+
+    @property
+    def k_new(self) -> Tensor:
+        """[total_q, num_kv_heads, head_dim_qk]: the keys of the new rows, in the order of q."""
+        return self.data.k[self._new_rows()]
+
+    @property
+    def v_new(self) -> Tensor:
+        """[total_q, num_kv_heads, head_dim_vo]"""
+        return self.data.v[self._new_rows()]
+
+    @property
+    def page_table(self) -> Tensor:
+        """int32 [num_requests, columns]"""
+        return self.paging.page_table
+
+    @property
+    def kv_lens(self) -> Tensor:
+        """int32 [num_requests]: prefix + extend"""
+        return self.prefix_lens + self.extend_lens
+
+    def write_new_rows(self) -> None:
+        """Write the new rows into the pool, as a serving engine's cache write does."""
+        scatter(self.k_pool, self.new_slots, self.k_new, self.case.kv_layout)
+        scatter(self.v_pool, self.new_slots, self.v_new, self.case.kv_layout)
+
+    def reset(self) -> None:
+        """Undo `write_new_rows`: the slots of the new rows hold stale data again."""
+        rows = query_rows(self.case, self.device)
+        stale_k, stale_v = _stale(self.case, rows, self.poison)
+        scatter(self.k_pool, self.new_slots, stale_k, self.case.kv_layout)
+        scatter(self.v_pool, self.new_slots, stale_v, self.case.kv_layout)
+
+    def empty_output(self) -> Tensor:
+        """[total_q, num_qo_heads, head_dim_vo] of NaN, so that an unwritten row cannot pass."""
+        shape = (self.case.total_q, self.case.num_qo_heads, self.case.head_dim_vo)
+        return torch.full(shape, float("nan"), dtype=self.q.dtype, device=self.device)
+
+    def _new_rows(self) -> Tensor:
+        starts = indptr([r.kv_len for r in self.case.requests], self.device, torch.int64)
+        rows = query_rows(self.case, self.device)
+        return starts[rows.request] + rows.position
+
+
+def scatter(pool: Tensor, slots: Tensor, rows: Tensor, layout: KvLayout) -> None:
+    """pool[slot] = row, for rows [n, heads, dim] and slots int64 [n]."""
+    page_size = pool.shape[1] if layout is KvLayout.NHD else pool.shape[2]
+    by_token = pool if layout is KvLayout.NHD else pool.transpose(1, 2)
+    # fp8 has no indexed store on every device; its bytes do.
+    if rows.element_size() == 1:
+        by_token, rows = by_token.view(torch.uint8), rows.view(torch.uint8)
+    by_token[slots // page_size, slots % page_size] = rows
+
+
+def build_batch(
+    case: AttentionCase,
+    device: torch.device | str = "cpu",
+    *,
+    data: LogicalData | None = None,
+    poison: Poison | None = None,
+) -> AttentionBatch:
+    """Make `case` real. `data` replaces its recipe (certificates do); `poison` its poison level."""
+    device = torch.device(device)
+    data = make_data(case, device) if data is None else data
+    level = case.poison if poison is None else poison
+    paging = make_paging(case, device)
+    k_pool = _pool(case, paging, case.head_dim_qk, device)
+    v_pool = _pool(case, paging, case.head_dim_vo, device)
+    keys = kv_rows(case, device)
+    slots = paging.slots(keys)
+    _poison_unused(case, paging, k_pool, v_pool, level)
+    prefix = torch.tensor([r.prefix_len for r in case.requests], dtype=torch.int32, device=device)
+    in_prefix = keys.position < prefix[keys.request]
+    scatter(k_pool, slots[in_prefix], data.k[in_prefix], case.kv_layout)
+    scatter(v_pool, slots[in_prefix], data.v[in_prefix], case.kv_layout)
+    return AttentionBatch(
+        case=case,
+        device=device,
+        data=data,
+        k_pool=k_pool,
+        v_pool=v_pool,
+        paging=paging,
+        qo_indptr=indptr([r.extend_len for r in case.requests], device),
+        prefix_lens=prefix,
+        extend_lens=torch.tensor([r.extend_len for r in case.requests], dtype=torch.int32, device=device),
+        new_slots=paging.slots(query_rows(case, device)),
+        poison=level,
+    )
+
+
+def _pool(case: AttentionCase, paging: Paging, head_dim: int, device: torch.device) -> Tensor:
+    inner = (
+        (case.page_size, case.num_kv_heads) if case.kv_layout is KvLayout.NHD else (case.num_kv_heads, case.page_size)
+    )
+    return torch.empty((paging.num_pages, *inner, head_dim), dtype=torch_dtype(case.kv_dtype), device=device)
+
+
+def _stale(case: AttentionCase, rows: Rows, level: Poison) -> tuple[Tensor, Tensor]:
+    """Stale k and v rows [n, num_kv_heads, dim] for slots that stand where `rows` would."""
+    dtype = torch_dtype(case.kv_dtype)
+    keys = counter_hash.row_keys(counter_hash.stream_key(case.seed, "stale"), rows.request, rows.position)
+    n, heads, dim_k, dim_v = keys.numel(), case.num_kv_heads, case.head_dim_qk, case.head_dim_vo
+    if level is not Poison.FINITE:
+        fill = 0.0 if level is Poison.ZERO else float("nan")
+        shape_k, shape_v = (n, heads, dim_k), (n, heads, dim_v)
+        return (
+            torch.full(shape_k, fill, device=keys.device).to(dtype),
+            torch.full(shape_v, fill, device=keys.device).to(dtype),
+        )
+    # K of normal size and V of +-64: a leak is then a wrong answer, not an overflow.
+    stale_k = counter_hash.normal(keys, heads * dim_k).to(dtype)
+    stale_v = (counter_hash.signs(keys, heads * dim_v) * POISON_V).to(dtype)
+    return stale_k.view(n, heads, dim_k), stale_v.view(n, heads, dim_v)
+
+
+def _poison_unused(case: AttentionCase, paging: Paging, k_pool: Tensor, v_pool: Tensor, level: Poison) -> None:
+    """Fill owned pages with stale rows and pages nobody owns with NaN (zeros at level zero).
+
+    NaN is fair outside owned pages whatever the level: no contract lets a kernel load them.
+    A pool past 2^31 elements is poisoned only where an index that wraps at 32 bits would land or
+    near the owned pages; filling all of it would cost more than the case.
+    """
+    outside = 0.0 if level is Poison.ZERO else float("nan")
+    for pool in (k_pool, v_pool):
+        if pool.numel() <= INT32_ELEMENTS:
+            _fill(pool, outside)
+        else:
+            for page in _neighbourhood(paging, pool):
+                _fill(pool[page : page + 1], outside)
+    spans = [count * case.page_size for count in paging.owned]
+    device = k_pool.device
+    rows = Rows(
+        torch.repeat_interleave(torch.arange(len(spans), device=device), torch.tensor(spans, device=device)),
+        torch.cat([torch.arange(span, device=device) for span in spans]),
+    )
+    slots = paging.slots(rows)
+    stale_k, stale_v = _stale(case, rows, level)
+    scatter(k_pool, slots, stale_k, case.kv_layout)
+    scatter(v_pool, slots, stale_v, case.kv_layout)
+
+
+def _neighbourhood(paging: Paging, pool: Tensor) -> list[int]:
+    elements_per_page = pool[0].numel()
+    pages = {0}
+    for page in {int(p) for row in paging.page_table.tolist() for p in row}:
+        wrapped = (page * elements_per_page) % INT32_ELEMENTS // elements_per_page
+        pages |= {p for p in (page - 1, page, page + 1, wrapped) if 0 <= p < paging.num_pages}
+    return sorted(pages)
+
+
+def _fill(tensor: Tensor, value: float) -> None:
+    if tensor.element_size() == 1:  # fp8: fill_ is not everywhere, its byte pattern is
+        byte = torch.tensor(value).to(tensor.dtype).view(torch.uint8)
+        tensor.view(torch.uint8).fill_(int(byte))
+    else:
+        tensor.fill_(value)

@@ -1,0 +1,95 @@
+"""Data recipes: what q, k, v and sinks hold, by logical position, never by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cases import counter_hash
+from cases.errors import CaseError
+from cases.ragged import kv_rows, query_rows
+from cases.schema import AttentionCase
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalData:
+    """The inputs of a case in logical order.
+
+    q:     [total_q, num_qo_heads, head_dim_qk], the case's dtype
+    k:     [total_kv, num_kv_heads, head_dim_qk], the case's kv_dtype (fp8 values are unscaled: the
+           true key is k * k_scale)
+    v:     [total_kv, num_kv_heads, head_dim_vo], likewise
+    sinks: [num_qo_heads] float32, natural-log logits, or None
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sinks: Tensor | None
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _heads(flat: Tensor, heads: int) -> Tensor:
+    return flat.view(flat.shape[0], heads, -1)
+
+
+def normal_data(case: AttentionCase, device: torch.device | str, gain: float = 1.0) -> LogicalData:
+    """Unit-normal q, k, v (times `gain`); sinks unit-normal around 1, near the LSE of few keys."""
+
+    def draw(stream: str, rows: tuple[Tensor, Tensor], heads: int, dim: int, dtype: str) -> Tensor:
+        keys = counter_hash.row_keys(counter_hash.stream_key(case.seed, stream), *rows)
+        return _heads((counter_hash.normal(keys, heads * dim) * gain).to(torch_dtype(dtype)), heads)
+
+    q_rows, k_rows = query_rows(case, device), kv_rows(case, device)
+    return LogicalData(
+        q=draw("q", q_rows, case.num_qo_heads, case.head_dim_qk, case.dtype),
+        k=draw("k", k_rows, case.num_kv_heads, case.head_dim_qk, case.kv_dtype),
+        v=draw("v", k_rows, case.num_kv_heads, case.head_dim_vo, case.kv_dtype),
+        sinks=normal_sinks(case, device) if case.sinks else None,
+    )
+
+
+def normal_sinks(case: AttentionCase, device: torch.device | str) -> Tensor:
+    """[num_qo_heads] float32 holding bf16-exact values, as checkpoints store them."""
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    keys = counter_hash.row_keys(counter_hash.stream_key(case.seed, "sinks"), zero, zero)
+    return (counter_hash.normal(keys, case.num_qo_heads)[0] + 1).to(torch.bfloat16).float()
+
+
+def small_data(case: AttentionCase, device: torch.device | str) -> LogicalData:
+    """Everything a tenth of normal, as many suites have it: errors hide under a flat tolerance."""
+    return normal_data(case, device, gain=0.1)
+
+
+SPIKE_PERIOD = 37  # odd and prime: no page, tile or window size is a multiple of it
+SPIKE_GAIN = 4.0
+
+
+def spiky_data(case: AttentionCase, device: torch.device | str) -> LogicalData:
+    """A few keys dominate: every SPIKE_PERIOD-th key is SPIKE_GAIN times longer, queries twice."""
+    data = normal_data(case, device)
+    rows = kv_rows(case, device)
+    spike = ((rows.position + 7 * rows.request) % SPIKE_PERIOD == 0)[:, None, None]
+    k = torch.where(spike, data.k.float() * SPIKE_GAIN, data.k.float()).to(data.k.dtype)
+    return LogicalData(q=(data.q.float() * 2).to(data.q.dtype), k=k, v=data.v, sinks=data.sinks)
+
+
+Recipe = Callable[[AttentionCase, "torch.device | str"], LogicalData]
+
+RECIPES: dict[str, Recipe] = {"normal": normal_data, "small": small_data, "spiky": spiky_data}
+
+
+def make_data(case: AttentionCase, device: torch.device | str) -> LogicalData:
+    """The case's own data. Raises CaseError for a recipe nobody has written."""
+    recipe = RECIPES.get(case.recipe)
+    if recipe is None:
+        raise CaseError(f"recipe is {case.recipe!r}; use one of {', '.join(RECIPES)}.")
+    return recipe(case, device)
