@@ -1,0 +1,1 @@
+"""From an output to evidence, and from evidence to a verdict."""

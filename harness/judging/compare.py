@@ -1,0 +1,86 @@
+"""Comparing an output with golden attention: NaN never passes, one worst place is named."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cases.schema import AttentionCase
+from harness.adapters.protocol import EmptyRow, LseBase
+from harness.judging.tolerances import LSE_ATOL, LSE_RTOL
+from harness.judging.where import row_place, say_place
+from harness.verdict import Evidence
+
+LN2 = math.log(2.0)
+
+
+def finite(value: float) -> float | None:
+    """A JSON number, or None for what JSON has no number for."""
+    return value if math.isfinite(value) else None
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> str | None:
+    """One sentence if an adapter returned another shape, else None."""
+    if tuple(tensor.shape) == shape:
+        return None
+    return f"{name} has shape {list(tensor.shape)}, the adapter protocol wants {list(shape)}"
+
+
+def compare_output(case: AttentionCase, out: Tensor, golden: Tensor, atol: float) -> Evidence:
+    """Max-abs-diff of out against golden, both [total_q, num_qo_heads, head_dim_vo], under `atol`."""
+    wrong_shape = check_shape("out", out, tuple(golden.shape))
+    if wrong_shape:
+        return Evidence("atol", False, {"atol": atol}, wrong_shape)
+    error = (out.double() - golden).abs()
+    lost = ~torch.isfinite(out)
+    worst = int(torch.where(lost, torch.inf, error).amax(-1).argmax())
+    place = row_place(case, *divmod(worst, case.num_qo_heads))
+    measure: dict[str, Any] = {"atol": atol, "worst": place, "max_abs_diff": None}
+    if lost.any():
+        rows = int(lost.flatten(1).any(1).sum())
+        measure["not_finite"] = int(lost.sum())
+        message = f"{rows} of {case.total_q} rows hold NaN or infinity, first at {say_place(place)}"
+        return Evidence("atol", False, measure, message)
+    largest = float(error.max())
+    measure["max_abs_diff"] = largest
+    if largest <= atol:
+        return Evidence("atol", True, measure)
+    message = f"max-abs-diff {largest:.4g} is above atol {atol:g}, at {say_place(place)}"
+    return Evidence("atol", False, measure, message)
+
+
+def natural_lse(lse: Tensor, base: LseBase) -> Tensor:
+    """fp64 natural-log LSE from an adapter's."""
+    return lse.double() * LN2 if base is LseBase.LOG2 else lse.double()
+
+
+def compare_lse(
+    case: AttentionCase, lse: Tensor | None, golden: Tensor, base: LseBase, empty_row: EmptyRow
+) -> Evidence:
+    """LSE [total_q, num_qo_heads] after conversion to natural log, |error| <= 1e-3 + 2^-20 |LSE|."""
+    if lse is None:
+        return Evidence("lse", None, message="the path gives no LSE")
+    wrong_shape = check_shape("lse", lse, tuple(golden.shape))
+    if wrong_shape:
+        return Evidence("lse", False, {}, wrong_shape)
+    natural = natural_lse(lse, base)
+    empty = torch.isneginf(golden)
+    expected = golden
+    if empty_row is EmptyRow.ZERO_PLUS_INF:
+        expected = torch.where(empty, torch.inf, golden)
+    same = natural == expected  # infinities, whose difference is NaN
+    error = torch.where(same, 0.0, (natural - expected).abs()).nan_to_num(nan=torch.inf)
+    if empty_row is EmptyRow.UNSPECIFIED:
+        error = torch.where(empty, 0.0, error)
+    excess = error - (LSE_ATOL + LSE_RTOL * torch.where(torch.isfinite(expected), expected.abs(), 0.0))
+    worst = int(excess.argmax())
+    largest = float(error.max())
+    measure = {"max_lse_diff": finite(largest), "worst": row_place(case, *divmod(worst, case.num_qo_heads))}
+    if float(excess.max()) <= 0:
+        return Evidence("lse", True, measure)
+    got, want = float(natural.flatten()[worst]), float(expected.flatten()[worst])
+    message = f"LSE is {got:.6g}, should be {want:.6g} (natural log), at {say_place(measure['worst'])}"
+    return Evidence("lse", False, measure, message)

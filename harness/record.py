@@ -1,0 +1,123 @@
+"""The record: one line of JSON per (case, adapter), appended and flushed as it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cases.errors import CaseError
+from cases.schema import AttentionCase
+from harness.errors import UsageError
+from harness.verdict import Evidence, Stability, Verdict
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything a report, the gate or a baseline may want of one (case, adapter).
+
+    max_abs_diff: against golden, unused slots zeroed if the case failed (None: not measurable)
+    poison:       the level that really held, the weaker of the case's and the adapter's
+    seconds:      wall time by stage ("build", "plan", "run", "golden", "judge", "total")
+    """
+
+    case: AttentionCase
+    adapter: str
+    verdict: Verdict
+    reason: str = ""
+    suite: str | None = None
+    fault: str | None = None
+    max_abs_diff: float | None = None
+    atol: float | None = None
+    evidence: tuple[Evidence, ...] = ()
+    poison: str | None = None
+    stability: Stability | None = None
+    explanation: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    device: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    time: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(case id, adapter)"""
+        return (self.case.id, self.adapter)
+
+    def replace(self, **changes: Any) -> Record:
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"record_version": RECORD_VERSION, "case_id": self.case.id, "case_name": self.case.name}
+        body |= {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        body["case"] = self.case.to_json()
+        body["evidence"] = [dataclasses.asdict(e) for e in self.evidence]
+        body["explanation"] = list(self.explanation)
+        return body
+
+    @staticmethod
+    def from_json(body: Any, where: str = "the record") -> Record:
+        """Raises UsageError with one sentence that names `where`."""
+        if not isinstance(body, dict):
+            raise UsageError(f"{where} is no JSON object; is this a file of records?")
+        version = body.get("record_version")
+        if version != RECORD_VERSION:
+            raise UsageError(f"{where} has record_version {version!r}, this release reads {RECORD_VERSION}; run again.")
+        try:
+            values = {f.name: body[f.name] for f in dataclasses.fields(Record)}
+            values["case"] = AttentionCase.from_json(body["case"])
+            values["verdict"] = Verdict(body["verdict"])
+            values["evidence"] = tuple(Evidence(**e) for e in body["evidence"])
+            values["explanation"] = tuple(body["explanation"])
+            values["stability"] = None if body["stability"] is None else Stability(body["stability"])
+        except KeyError as missing:
+            raise UsageError(f"{where} has no field {missing}; it is no complete record.") from None
+        except (CaseError, TypeError, ValueError) as problem:
+            raise UsageError(f"{where} cannot be read: {problem}") from None
+        return Record(**values)
+
+
+class RecordWriter:
+    """Appends records to a file, one flushed line each, so that a killed run keeps what it has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as problem:
+            raise UsageError(f"cannot write records to {path}: {problem.strerror}.") from None
+
+    def write(self, record: Record) -> None:
+        # One write call per line: two writers on one file do not cut into each other's lines.
+        line = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
+        self._file.write(line)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Records of a file. A last line cut short by a kill is dropped; any other bad line is a UsageError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UsageError(f"cannot read records from {path}: {problem}.") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            body = json.loads(line)
+        except json.JSONDecodeError as problem:
+            if number == len(lines) and not line.endswith("\n"):
+                return
+            raise UsageError(f"{path} line {number} is no JSON ({problem.msg}); mend or remove the line.") from None
+        yield Record.from_json(body, f"{path} line {number}")

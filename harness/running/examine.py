@@ -1,0 +1,166 @@
+"""One case through one adapter in this process, judged: the heart of the harness.
+
+    case -> batch -> plan -> kernels -> output -> evidence -> verdict
+
+It may crash the process it runs in; callers that must survive use a worker (harness/running/pool.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from cases.batch import AttentionBatch, build_batch
+from cases.recipes import LogicalData
+from cases.schema import AttentionCase, Poison
+from harness.adapters.protocol import Adapter, AttentionOutput
+from harness.errors import UsageError
+from harness.judging.gather import Outcome, gather_evidence
+from harness.record import Record
+from harness.running.options import RunOptions
+from harness.verdict import Evidence, Verdict
+
+
+class AdapterFailure(Exception):
+    """The adapter raised. `verdict` is CRASH or OUT_OF_MEMORY; an exception text is never read for more."""
+
+    def __init__(self, stage: str, cause: BaseException) -> None:
+        self.verdict = Verdict.OUT_OF_MEMORY if isinstance(cause, torch.cuda.OutOfMemoryError) else Verdict.CRASH
+        text = str(cause).strip().splitlines() or [""]
+        super().__init__(f"{stage} raised {type(cause).__name__}: {text[0][:300]}".rstrip(": "))
+        self.__cause__ = cause
+
+
+class DoesNotFit(UsageError):
+    """A fault that has nothing to act on in this adapter's plan."""
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds by stage, summed over the runs of a case; `announce` tells the parent which stage is on."""
+
+    device: torch.device
+    announce: Callable[[str], None]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.announce(name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(slots=True)
+class Examiner:
+    """Runs an adapter on a case's data at a poison level; evidence asks it for as many runs as it needs."""
+
+    case: AttentionCase
+    adapter: Adapter
+    device: torch.device
+    watch: Stopwatch
+    mutate_plan: Callable[[Any, AttentionBatch], Any] | None = None
+
+    def run(self, data: LogicalData | None, poison: Poison) -> tuple[AttentionBatch, AttentionOutput]:
+        """Build, plan and run once. Raises AdapterFailure."""
+        with self.watch.stage("build"):
+            batch = build_batch(self.case, self.device, data=data, poison=poison)
+        with self.watch.stage("plan"), adapter_at_work("plan"):
+            plan = self.adapter.plan(batch)
+        if self.mutate_plan is not None:
+            plan = self.mutate_plan(plan, batch)
+            if plan is None:
+                raise DoesNotFit("the fault has nothing to act on in the plan of this case.")
+        with self.watch.stage("run"), adapter_at_work("run"):
+            output = self.adapter.run(plan, batch)
+            if not isinstance(output, AttentionOutput):
+                raise TypeError(f"run returned {type(output).__name__}, the protocol wants AttentionOutput")
+            synchronize(self.device)
+        return batch, output
+
+
+@contextmanager
+def adapter_at_work(stage: str) -> Iterator[None]:
+    """Whatever leaves an adapter as an exception becomes an AdapterFailure."""
+    try:
+        yield
+    except Exception as cause:
+        raise AdapterFailure(stage, cause) from cause
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device, so that an asynchronous fault is charged to the case that caused it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def examine(
+    case: AttentionCase,
+    adapter: Adapter,
+    options: RunOptions,
+    device: torch.device,
+    *,
+    mutate_plan: Callable[[Any, AttentionBatch], Any] | None = None,
+    announce: Callable[[str], None] = lambda stage: None,
+) -> Record:
+    """The record of one (case, adapter), without versions and stability, which callers add.
+
+    Raises DoesNotFit where a fault does not apply; anything else an adapter does ends in a verdict.
+    """
+    watch = Stopwatch(device, announce)
+    start = time.perf_counter()
+    record = Record(case, adapter.name, Verdict.ERROR, fault=options.fault)
+    reason = adapter.capabilities.unsupported(case)
+    if reason is not None:
+        return record.replace(verdict=Verdict.UNSUPPORTED, reason=reason)
+    level = case.poison.weaker(adapter.poison)
+    examiner = Examiner(case, adapter, device, watch, mutate_plan)
+    try:
+        if hasattr(adapter, "prepare"):
+            with watch.stage("prepare"), adapter_at_work("prepare"):
+                adapter.prepare(case)
+        outcome = gather_evidence(examiner, options, level)
+        record = _judge(examiner, options, level, outcome, record)
+    except AdapterFailure as failure:
+        record = record.replace(verdict=failure.verdict, reason=str(failure))
+    watch.seconds["total"] = time.perf_counter() - start
+    return record.replace(poison=str(level), seconds={name: round(s, 6) for name, s in watch.seconds.items()})
+
+
+def _judge(examiner: Examiner, options: RunOptions, level: Poison, outcome: Outcome, record: Record) -> Record:
+    """PASS, or with the unused slots zeroed: right now is POISONED, still wrong is WRONG."""
+    if outcome.failures and level is not Poison.ZERO:
+        zeroed = gather_evidence(examiner, options, Poison.ZERO)
+        if not zeroed.failures:
+            first = outcome.failures[0]
+            return _filled(
+                record, outcome, Verdict.POISONED, f"right with zeroed unused slots, else: {first.message}", zeroed
+            )
+        return _filled(record, outcome, Verdict.WRONG, _first_reason(zeroed.failures), zeroed)
+    if outcome.failures:
+        return _filled(record, outcome, Verdict.WRONG, _first_reason(outcome.failures), outcome)
+    if not any(e.passed for e in outcome.evidence if e.decides):
+        return _filled(record, outcome, Verdict.ERROR, "no evidence applied to this case", outcome)
+    return _filled(record, outcome, Verdict.PASS, "", outcome)
+
+
+def _first_reason(failures: tuple[Evidence, ...]) -> str:
+    return failures[0].message
+
+
+def _filled(record: Record, outcome: Outcome, verdict: Verdict, reason: str, figures: Outcome) -> Record:
+    """`figures` is the outcome whose max-abs-diff is reported: the zeroed run's where there is one."""
+    return record.replace(
+        verdict=verdict,
+        reason=reason,
+        evidence=outcome.evidence,
+        max_abs_diff=figures.max_abs_diff,
+        atol=outcome.atol,
+    )

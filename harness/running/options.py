@@ -1,0 +1,46 @@
+"""What a run is asked to do, as a value that travels to a worker as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from cases.schema import AttentionCase
+from harness.errors import UsageError
+
+EVIDENCE = ("default", "certificate", "bound", "atol")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """evidence: which kinds are gathered (see EVIDENCE); atol: an explicit flat tolerance, which then decides
+    too; fault: a named fault to put into the adapter; time_limit: seconds for one case once it is
+    prepared; prepare_limit: seconds to compile what a case needs; rerun: run a non-PASS twice more."""
+
+    evidence: str = "default"
+    atol: float | None = None
+    fault: str | None = None
+    time_limit: float = 120.0
+    prepare_limit: float = 1800.0
+    rerun: bool = True
+
+    def __post_init__(self) -> None:
+        if self.evidence not in EVIDENCE:
+            raise UsageError(f"--evidence is {self.evidence!r}; use one of {', '.join(EVIDENCE)}.")
+        if self.atol is not None and not self.atol > 0:
+            raise UsageError(f"--atol is {self.atol}; give a positive number.")
+        if not (self.time_limit > 0 and self.prepare_limit > 0):
+            raise UsageError("a time limit must be a positive number of seconds.")
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One case for one adapter. `adapter` is a registry name or path/to/file.py:ClassName."""
+
+    case: AttentionCase
+    adapter: str
+    suite: str | None = None
