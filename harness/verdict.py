@@ -41,9 +41,11 @@ class Evidence:
     passed:  None where the check does not apply; `message` then says why
     measure: plain JSON values (errors, residuals, bounds, the worst row)
     message: one sentence; empty for a pass with nothing to add
+    decides: False for what is reported beside the verdict only
     """
 
     kind: str
     passed: bool | None
     measure: dict[str, Any] = field(default_factory=dict)
     message: str = ""
+    decides: bool = True

@@ -39,3 +39,22 @@ class Outcome:
     def failures(self) -> tuple[Evidence, ...]:
         """The evidence that decides and did not hold."""
         return tuple(e for e in self.evidence if e.decides and e.passed is False)
+
+
+def gather_evidence(runs: Runs, options: RunOptions, poison: Poison) -> Outcome:
+    """Run the adapter as often as the evidence asked for needs, and judge each output."""
+    case, adapter = runs.case, runs.adapter
+    atol = default_atol(case.dtype) if options.atol is None else options.atol
+    batch, output = runs.run(None, poison)
+    golden = golden_attention(case, batch.data)
+    flat = compare_output(case, output.out, golden.out, atol)
+    evidence = [flat, compare_lse(case, output.lse, _golden_lse(adapter, batch, golden.lse), adapter.lse_base, adapter.empty_row)]
+    return Outcome(tuple(evidence), flat.measure.get("max_abs_diff"), atol)
+
+
+def _golden_lse(adapter: Adapter, batch: AttentionBatch, with_sink: Tensor) -> Tensor:
+    """Golden LSE [total_q, num_qo_heads] by the adapter's convention for sinks."""
+    if batch.data.sinks is None or adapter.lse_includes_sink:
+        return with_sink
+    data = batch.data
+    return golden_attention(batch.case, LogicalData(data.q, data.k, data.v, None)).lse

@@ -19,7 +19,6 @@ from cases.batch import AttentionBatch, build_batch
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase, Poison
 from harness.adapters.protocol import Adapter, AttentionOutput
-from harness.errors import UsageError
 from harness.judging.gather import Outcome, gather_evidence
 from harness.record import Record
 from harness.running.options import RunOptions
@@ -36,8 +35,8 @@ class AdapterFailure(Exception):
         self.__cause__ = cause
 
 
-class DoesNotFit(UsageError):
-    """A fault that has nothing to act on in this adapter's plan."""
+class DoesNotFit(Exception):
+    """A fault that has nothing to act on in the plan of this case."""
 
 
 @dataclass(slots=True)
@@ -77,7 +76,7 @@ class Examiner:
         if self.mutate_plan is not None:
             plan = self.mutate_plan(plan, batch)
             if plan is None:
-                raise DoesNotFit("the fault has nothing to act on in the plan of this case.")
+                raise DoesNotFit("the fault has nothing to act on in this case's plan")
         with self.watch.stage("run"), adapter_at_work("run"):
             output = self.adapter.run(plan, batch)
             if not isinstance(output, AttentionOutput):
@@ -112,7 +111,7 @@ def examine(
 ) -> Record:
     """The record of one (case, adapter), without versions and stability, which callers add.
 
-    Raises DoesNotFit where a fault does not apply; anything else an adapter does ends in a verdict.
+    Whatever an adapter does ends in a verdict; a fault that does not fit the case's plan is UNSUPPORTED.
     """
     watch = Stopwatch(device, announce)
     start = time.perf_counter()
@@ -130,6 +129,8 @@ def examine(
         record = _judge(examiner, options, level, outcome, record)
     except AdapterFailure as failure:
         record = record.replace(verdict=failure.verdict, reason=str(failure))
+    except DoesNotFit as unfit:
+        record = record.replace(verdict=Verdict.UNSUPPORTED, reason=str(unfit))
     watch.seconds["total"] = time.perf_counter() - start
     return record.replace(poison=str(level), seconds={name: round(s, 6) for name, s in watch.seconds.items()})
 

@@ -1,0 +1,165 @@
+"""The parent's end of a worker: a process that can be lost and replaced.
+
+A CUDA fault or a hang kills its process and nothing else; the case gets CRASH or TIMEOUT.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UsageError
+from harness.record import Record
+from harness.running.options import Job, RunOptions
+from harness.verdict import Verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+START_LIMIT = 300.0  # seconds for a worker to import its libraries and answer
+
+
+class WorkerProcess:
+    """One worker process on one GPU (or none), started when first needed, replaced when it dies."""
+
+    def __init__(
+        self, *, gpu: str | None = None, threads: int | None = None, python: str = sys.executable
+    ) -> None:
+        self.python = python
+        self.environment = dict(os.environ)
+        # The worker must find these packages even in an environment that does not have them installed.
+        self.environment["PYTHONPATH"] = os.pathsep.join(
+            part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part
+        )
+        if gpu is not None:
+            self.environment["CUDA_VISIBLE_DEVICES"] = gpu
+        if threads is not None:
+            self.environment["ATTN_HARNESS_THREADS"] = str(threads)
+        self._process: subprocess.Popen[str] | None = None
+        self._replies: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self.cases_since_start = 0
+
+    # -- life ----------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Start the process unless it runs, and wait until it answers. Raises UsageError if it cannot."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.cases_since_start = 0
+        self._replies = queue.Queue()
+        try:
+            self._process = subprocess.Popen(
+                [self.python, "-m", "harness.running.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                text=True,
+                env=self.environment,
+                start_new_session=True,  # Ctrl-C is for the parent, which then ends its workers
+            )
+        except OSError as problem:
+            raise UsageError(f"cannot start a worker with {self.python}: {problem.strerror}.") from None
+        threading.Thread(target=self._listen, args=(self._process, self._replies), daemon=True).start()
+        self._send({"op": "ping"})
+        reply = self._next_reply(START_LIMIT)
+        if reply is None or "pong" not in reply:
+            self.stop()
+            raise UsageError(f"a worker with {self.python} did not start: {self._last_words() or 'no answer'}.")
+
+    def stop(self) -> None:
+        """Kill the process and whatever it started."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process = None
+
+    # -- work ----------------------------------------------------------------------------------
+    def examine(self, job: Job, options: RunOptions) -> Record:
+        """The record of one job; CRASH or TIMEOUT if the process died or hung over it."""
+        self.start()
+        self.cases_since_start += 1
+        self._stderr.seek(0)
+        self._stderr.truncate()
+        request = {
+            "op": "examine",
+            "case": job.case.to_json(),
+            "adapter": job.adapter,
+            "options": options.to_json(),
+            "suite": job.suite,
+        }
+        lost = Record(job.case, job.adapter, Verdict.CRASH, suite=job.suite, fault=options.fault)
+        if not self._send(request):
+            return self._lost(lost, "start")
+        stage = "start"
+        while True:
+            limit = options.prepare_limit if stage in ("start", "prepare") else options.time_limit
+            reply = self._next_reply(limit)
+            if reply is None:
+                if self._process is not None and self._process.poll() is None:
+                    self.stop()
+                    return lost.replace(verdict=Verdict.TIMEOUT, reason=f"no answer within {limit:g} s in {stage}")
+                return self._lost(lost, stage)
+            if "stage" in reply:
+                stage = reply["stage"]
+            elif "record" in reply:
+                if not reply["healthy"]:
+                    self.stop()
+                return Record.from_json(reply["record"], "the worker's record")
+            elif "usage_error" in reply:
+                raise UsageError(reply["usage_error"])
+            else:
+                return lost.replace(verdict=Verdict.ERROR, reason=f"the harness failed: {reply.get('error')}")
+
+    def _lost(self, record: Record, stage: str) -> Record:
+        assert self._process is not None
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        words = self._last_words()
+        self.stop()
+        reason = f"the worker died in {stage} with {how}" + (f": {words}" if words else "")
+        return record.replace(verdict=Verdict.CRASH, reason=reason)
+
+    # -- pipes ---------------------------------------------------------------------------------
+    def _send(self, request: dict[str, Any]) -> bool:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, OSError):
+            return False
+        return True
+
+    @staticmethod
+    def _listen(process: subprocess.Popen[str], replies: queue.Queue[dict[str, Any] | None]) -> None:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                replies.put(json.loads(line))
+        except ValueError:  # the pipe was closed under us, or a dying process cut a line short
+            pass
+        replies.put(None)
+
+    def _next_reply(self, limit: float) -> dict[str, Any] | None:
+        try:
+            return self._replies.get(timeout=limit)
+        except queue.Empty:
+            return None
+
+    def _last_words(self) -> str:
+        """The last line the worker wrote to standard error."""
+        self._stderr.seek(0)
+        lines = [line.strip() for line in self._stderr.read().splitlines() if line.strip()]
+        return lines[-1][:300] if lines else ""

@@ -1,0 +1,127 @@
+"""A kernel worker: one process that examines cases for a parent, and may die doing so.
+
+It reads one JSON request a line from standard input and answers on the pipe that was standard
+output when it started; what a library prints goes to standard error instead. It needs torch and the
+library under test, nothing else, so it can live in another environment than its parent.
+
+    parent -> {"op": "examine", "case": {...}, "adapter": "...", "options": {...}}
+    worker -> {"stage": "run"} ...                        where it is, for the parent's time limits
+    worker -> {"record": {...}, "healthy": true}          or {"usage_error": "..."} or {"error": "..."}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import torch
+
+from cases.schema import AttentionCase
+from harness.adapters.protocol import Adapter
+from harness.adapters.registry import load_adapter
+from harness.environment import installed_versions
+from harness.errors import UsageError
+from harness.faults.registry import equip
+from harness.running.examine import examine, synchronize
+from harness.running.options import RunOptions
+
+
+class Worker:
+    """Keeps adapters between cases: their workspaces and compiled kernels are what is slow to make."""
+
+    def __init__(self, reply: Callable[[dict[str, Any]], None]) -> None:
+        self.reply = reply
+        self.adapters: dict[tuple[str, str | None], tuple[Adapter, Any]] = {}
+
+    def handle(self, request: dict[str, Any]) -> None:
+        if request["op"] == "ping":
+            self.reply({"pong": installed_versions()})
+            return
+        case = AttentionCase.from_json(request["case"])
+        options = RunOptions(**request["options"])
+        adapter, mutate = self._adapter(request["adapter"], options.fault)
+        device = pick_device(adapter)
+        record = examine(
+            case,
+            adapter,
+            options,
+            device,
+            mutate_plan=mutate,
+            announce=lambda stage: self.reply({"stage": stage}),
+        ).replace(
+            versions=installed_versions(),
+            device=device_name(device),
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            suite=request.get("suite"),
+        )
+        self.reply({"record": record.to_json(), "healthy": is_healthy(device)})
+
+    def _adapter(self, spec: str, fault: str | None) -> tuple[Adapter, Any]:
+        if (spec, fault) not in self.adapters:
+            self.adapters[spec, fault] = (load_adapter(spec), None) if fault is None else equip(spec, fault)
+        return self.adapters[spec, fault]
+
+
+def pick_device(adapter: Adapter) -> torch.device:
+    """The device an adapter runs on: CUDA if it can and there is one."""
+    devices: tuple[str, ...] = getattr(adapter, "devices", ("cuda",))
+    if "cuda" in devices and torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if "cpu" in devices:
+        return torch.device("cpu")
+    raise UsageError(f"adapter {adapter.name} needs a CUDA GPU and this process sees none.")
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def is_healthy(device: torch.device) -> bool:
+    """False once a CUDA error has stuck to the process: everything after it would fail too."""
+    try:
+        synchronize(device)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _take_stdout() -> TextIO:
+    """The reply pipe; whatever prints to standard output from now on goes to standard error."""
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return pipe
+
+
+def serve(requests: TextIO, pipe: TextIO) -> None:
+    """Answer requests until the parent closes the pipe."""
+
+    def reply(message: dict[str, Any]) -> None:
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()
+
+    worker = Worker(reply)
+    for line in requests:
+        try:
+            worker.handle(json.loads(line))
+        except UsageError as problem:
+            reply({"usage_error": str(problem)})
+        except Exception as problem:  # the harness's own fault: told as ERROR, with its place
+            traceback.print_exc()
+            place = traceback.extract_tb(problem.__traceback__)[-1]
+            reply({"error": f"{type(problem).__name__}: {problem} ({place.filename}:{place.lineno})"})
+
+
+def main() -> None:
+    threads = os.environ.get("ATTN_HARNESS_THREADS")
+    if threads:
+        torch.set_num_threads(int(threads))
+    serve(sys.stdin, _take_stdout())
+
+
+if __name__ == "__main__":
+    main()
