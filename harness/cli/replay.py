@@ -1,0 +1,44 @@
+"""`attn-harness replay`: one case file again, through one or more adapters."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cases.corpus_io import load_case_file
+from harness.cli.run import (
+    AdapterOption,
+    AtolOption,
+    EvidenceOption,
+    FaultOption,
+    JsonOption,
+    PythonOption,
+    ReportsOption,
+    run_and_record,
+)
+from harness.cli.selection import make_jobs, select_adapters
+from harness.cli.summary import exit_code
+from harness.running.options import RunOptions
+
+
+def replay(
+    case: Annotated[Path, typer.Argument(help="A case, finding or corpus file (JSON).")],
+    adapter: AdapterOption = None,
+    fault: FaultOption = None,
+    evidence: EvidenceOption = "default",
+    atol: AtolOption = None,
+    python: PythonOption = sys.executable,
+    reports: ReportsOption = Path("reports"),
+    as_json: JsonOption = False,
+) -> None:
+    """Run one case file again and say what comes out.
+
+    Example: `attn-harness replay reports/failures/0123456789ab.json --adapter flash-attn-4`
+    """
+    loaded = load_case_file(case)
+    options = RunOptions(evidence=evidence, atol=atol, fault=fault)
+    jobs = make_jobs(select_adapters(adapter or ()), [(None, loaded)])
+    raise typer.Exit(exit_code(run_and_record(jobs, options, reports, python=python, as_json=as_json)))

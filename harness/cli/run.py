@@ -1,0 +1,119 @@
+"""`attn-harness run`: cases through adapters, judged and recorded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cases.schema import AttentionCase
+from harness.cli.progress import RunProgress
+from harness.cli.selection import make_jobs, select_adapters, select_cases
+from harness.cli.summary import exit_code, print_summary
+from harness.record import Record, RecordWriter
+from harness.record_files import new_record_path, write_plan
+from harness.running.options import Job, RunOptions
+from harness.running.runner import run_jobs
+
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", "-a", help="Adapter name, glob, or path/to/file.py:ClassName; repeatable."),
+]
+ReportsOption = Annotated[Path, typer.Option("--reports", help="Folder for records.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the records as JSON lines instead of a table.")]
+FaultOption = Annotated[
+    str | None, typer.Option("--fault", help="Put this named fault (or file.py:Name) into the adapter.")
+]
+EvidenceOption = Annotated[str, typer.Option("--evidence", help="default, certificate (all of them), bound or atol.")]
+AtolOption = Annotated[
+    float | None, typer.Option("--atol", help="A flat max-abs-diff that must hold too (default: reported only).")
+]
+PythonOption = Annotated[str, typer.Option("--python", help="Interpreter of the environment to run kernels in.")]
+
+
+def run(
+    suite: Annotated[list[str] | None, typer.Option("--suite", "-s", help="Suite name; repeatable.")] = None,
+    adapter: AdapterOption = None,
+    cases: Annotated[list[Path] | None, typer.Option("--cases", help="A case file or a folder of them.")] = None,
+    keyword: Annotated[str | None, typer.Option("-k", help="Only cases with this in their name or id.")] = None,
+    fault: FaultOption = None,
+    evidence: EvidenceOption = "default",
+    atol: AtolOption = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes (default: one per GPU, or the cores).")] = None,
+    workers_per_gpu: Annotated[int, typer.Option(help="Workers that share one GPU.")] = 1,
+    time_limit: Annotated[float, typer.Option(help="Seconds for one case, compiling apart.")] = 120.0,
+    python: PythonOption = sys.executable,
+    reports: ReportsOption = Path("reports"),
+    as_json: JsonOption = False,
+) -> None:
+    """Run cases through adapters and judge every output row.
+
+    Example: `attn-harness run --suite seeds --adapter 'flashinfer-*'`
+    """
+    options = RunOptions(evidence=evidence, atol=atol, fault=fault, time_limit=time_limit)
+    chosen = select_cases(suite or (), cases or (), keyword)
+    jobs = make_jobs(select_adapters(adapter or ()), chosen)
+    records = run_and_record(
+        jobs, options, reports, workers=workers, workers_per_gpu=workers_per_gpu, python=python, as_json=as_json
+    )
+    raise typer.Exit(exit_code(records))
+
+
+def run_and_record(
+    jobs: list[Job],
+    options: RunOptions,
+    reports: Path,
+    *,
+    workers: int | None = None,
+    workers_per_gpu: int = 1,
+    python: str = sys.executable,
+    as_json: bool = False,
+) -> list[Record]:
+    """Run jobs with a progress display, append each record as it is made, and print the summary."""
+    path = new_record_path(reports, "run")
+    write_plan(path, jobs)
+    writer = RecordWriter(path)
+    records: list[Record] = []
+    with RunProgress(len(jobs)) as progress:
+
+        def on_record(record: Record) -> None:
+            writer.write(record)
+            records.append(record)
+            progress.add(record)
+            if as_json:
+                print(json.dumps(record.to_json()), flush=True)
+
+        try:
+            run_jobs(
+                jobs, options, on_record, workers=workers, workers_per_gpu=workers_per_gpu, python=python
+            )
+        finally:
+            writer.close()
+    console = Console(stderr=as_json)
+    order = {(job.case.id, job.adapter): at for at, job in enumerate(jobs)}
+    records.sort(key=lambda r: order.get((r.case.id, r.adapter), len(order)))
+    print_summary(console, records, leave_cases(records, reports))
+    console.print(f"\nrecords: {path}", markup=False, highlight=False)
+    return records
+
+
+def leave_cases(records: list[Record], reports: Path) -> dict[str, str]:
+    """Write each finding's case to reports/failures/ID.json, ready to be replayed or mailed."""
+    files: dict[str, str] = {}
+    for record in records:
+        if record.verdict.is_finding and record.case.id not in files:
+            files[record.case.id] = str(leave_case(record.case, reports))
+    return files
+
+
+def leave_case(case: AttentionCase, reports: Path) -> Path:
+    path = reports / "failures" / f"{case.id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(case.to_json(), indent=1) + "\n", encoding="utf-8")
+    return path
+
+

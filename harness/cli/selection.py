@@ -1,0 +1,71 @@
+"""From what was typed (suites, files, globs) to the jobs of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from cases.corpus_io import load_case_file
+from cases.schema import AttentionCase
+from cases.suites import load_suite
+from harness.adapters import registry
+from harness.errors import UsageError
+from harness.loading import is_file_spec
+from harness.running.options import Job
+
+DEFAULT_SUITES = ("smoke", "seeds")
+
+
+def select_adapters(patterns: Sequence[str]) -> list[str]:
+    """Adapter names or file specs. Without patterns: every adapter that can run here.
+
+    Raises UsageError where a pattern names nothing, or only what cannot run here (with the reason).
+    """
+    entries = registry.available()
+    if not patterns:
+        runnable = [e.name for e in entries if e.why_not is None]
+        if not runnable:
+            raise UsageError("no adapter can run here; `attn-harness doctor` says why.")
+        return runnable
+    chosen: list[str] = []
+    for pattern in patterns:
+        if is_file_spec(pattern):
+            registry.load_adapter(pattern)  # a broken file is refused before any case is run
+            chosen.append(str(pattern))
+            continue
+        matching = [e for e in entries if fnmatch(e.name, pattern)]
+        if not matching:
+            raise UsageError(f"there is no adapter {pattern!r}; `attn-harness list adapters` names them.")
+        runnable = [e.name for e in matching if e.why_not is None]
+        if not runnable:
+            raise UsageError(f"adapter {matching[0].name} cannot run here: {matching[0].why_not}.")
+        chosen += runnable
+    return list(dict.fromkeys(chosen))
+
+
+def select_cases(
+    suites: Sequence[str], paths: Sequence[Path], keyword: str | None = None
+) -> list[tuple[str | None, AttentionCase]]:
+    """(suite or None, case) pairs, each case once. Raises UsageError or CaseError."""
+    pairs: list[tuple[str | None, AttentionCase]] = []
+    if not suites and not paths:
+        suites = DEFAULT_SUITES
+    for suite in suites:
+        pairs += [(suite, case) for case in load_suite(suite)]
+    for path in paths:
+        files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+        if not files:
+            raise UsageError(f"{path} holds no .json case.")
+        pairs += [(None, load_case_file(file)) for file in files]
+    if keyword:
+        pairs = [(s, c) for s, c in pairs if keyword in c.name or c.id.startswith(keyword)]
+        if not pairs:
+            raise UsageError(f"no case has {keyword!r} in its name or at the start of its id.")
+    seen: set[str] = set()
+    return [(s, c) for s, c in pairs if not (c.id in seen or seen.add(c.id))]  # type: ignore[func-returns-value]
+
+
+def make_jobs(adapters: Sequence[str], cases: Sequence[tuple[str | None, AttentionCase]]) -> list[Job]:
+    """Adapter by adapter, so that a worker keeps one library warm."""
+    return [Job(case, adapter, suite) for adapter in adapters for suite, case in cases]

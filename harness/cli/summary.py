@@ -1,0 +1,82 @@
+"""What a run says when it ends: a table, the findings, and what to do next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from harness.record import Record
+from harness.verdict import Verdict
+
+SHOWN_FINDINGS = 12
+
+
+def exit_code(records: Sequence[Record]) -> int:
+    """0 all right, 1 a finding, 2 an ERROR of the harness or nothing that could be run."""
+    verdicts = {r.verdict for r in records}
+    if Verdict.ERROR in verdicts or verdicts <= {Verdict.UNSUPPORTED}:
+        return 2
+    return 1 if any(v.is_finding for v in verdicts) else 0
+
+
+def print_summary(console: Console, records: Sequence[Record], replay_files: dict[str, str]) -> None:
+    """`replay_files` maps a case id to the JSON file its finding was left in."""
+    console.print(_table(records))
+    findings = [r for r in records if r.verdict.is_finding or r.verdict is Verdict.ERROR]
+    for record in findings[:SHOWN_FINDINGS]:
+        console.print(f"\n{record.verdict} {record.adapter}  {record.case.name}", markup=False, style="bold red")
+        console.print(f"  {record.reason}", markup=False)
+        for line in record.explanation:
+            console.print(f"  {line}", markup=False)
+        if record.stability is not None:
+            console.print(f"  run three times: {record.stability}", markup=False)
+        if record.case.id in replay_files:
+            fault = f" --fault {record.fault}" if record.fault else ""
+            console.print(f"  attn-harness replay {replay_files[record.case.id]} --adapter {record.adapter}{fault}", markup=False)
+    if len(findings) > SHOWN_FINDINGS:
+        console.print(f"\n... and {len(findings) - SHOWN_FINDINGS} more; every one is in the records.")
+    _print_unsupported(console, records)
+
+
+def _table(records: Sequence[Record]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("adapter")
+    shown = [v for v in Verdict if any(r.verdict is v for r in records)]
+    for verdict in shown:
+        table.add_column(str(verdict), justify="right")
+    for heading in ("max-abs-diff", "error/bound", "seconds"):
+        table.add_column(heading, justify="right")
+    for adapter in dict.fromkeys(r.adapter for r in records):
+        mine = [r for r in records if r.adapter == adapter]
+        counts = Counter(r.verdict for r in mine)
+        cells = [str(counts[v]) if counts[v] else "-" for v in shown]
+        table.add_row(
+            adapter, *cells, _largest(r.max_abs_diff for r in mine), _largest(map(bound_ratio, mine)),
+            f"{sum(r.seconds.get('total', 0.0) for r in mine):.1f}",
+        )
+    return table
+
+
+def bound_ratio(record: Record) -> float | None:
+    """Error over bound of the worst row, where the row bound was judged."""
+    for evidence in record.evidence:
+        if evidence.kind == "bound":
+            return evidence.measure.get("ratio")
+    return None
+
+
+def _largest(values: Iterable[float | None]) -> str:
+    known = [v for v in values if v is not None]
+    return f"{max(known):.3g}" if known else "-"
+
+
+def _print_unsupported(console: Console, records: Sequence[Record]) -> None:
+    reasons = Counter((r.adapter, r.reason) for r in records if r.verdict is Verdict.UNSUPPORTED)
+    if reasons:
+        console.print("\nnot supported, as declared:")
+        for (adapter, reason), count in sorted(reasons.items()):
+            console.print(f"  {adapter}: {reason} ({count})", markup=False)
