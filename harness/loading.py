@@ -25,7 +25,8 @@ def load_from_file(spec: str, what: str) -> Any:
         raise UsageError(f"{what} file {path} does not exist; check the path before the colon.")
     module_name = f"attn_harness_file_{path.stem}_{abs(hash(str(path))):x}"
     module_spec = importlib.util.spec_from_file_location(module_name, path)
-    assert module_spec is not None and module_spec.loader is not None
+    assert module_spec is not None
+    assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_name] = module  # dataclasses look their module up
     try:

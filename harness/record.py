@@ -89,18 +89,16 @@ class RecordWriter:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8")
+            self._file = path.open("ab", buffering=0)
         except OSError as problem:
             raise UsageError(f"cannot write records to {path}: {problem.strerror}.") from None
 
     def write(self, record: Record) -> None:
-        # One write call per line: two writers on one file do not cut into each other's lines.
+        # One unbuffered append per line: writers that share a file do not cut into each other's lines.
         line = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
-        self._file.write(line)
-        self._file.flush()
+        self._file.write(line.encode())
 
     def close(self) -> None:
-        self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 

@@ -88,9 +88,7 @@ def run_and_record(
                 print(json.dumps(record.to_json()), flush=True)
 
         try:
-            run_jobs(
-                jobs, options, on_record, workers=workers, workers_per_gpu=workers_per_gpu, python=python
-            )
+            run_jobs(jobs, options, on_record, workers=workers, workers_per_gpu=workers_per_gpu, python=python)
         finally:
             writer.close()
     console = Console(stderr=as_json)
@@ -115,5 +113,3 @@ def leave_case(case: AttentionCase, reports: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(case.to_json(), indent=1) + "\n", encoding="utf-8")
     return path
-
-

@@ -36,7 +36,9 @@ def print_summary(console: Console, records: Sequence[Record], replay_files: dic
             console.print(f"  run three times: {record.stability}", markup=False)
         if record.case.id in replay_files:
             fault = f" --fault {record.fault}" if record.fault else ""
-            console.print(f"  attn-harness replay {replay_files[record.case.id]} --adapter {record.adapter}{fault}", markup=False)
+            console.print(
+                f"  attn-harness replay {replay_files[record.case.id]} --adapter {record.adapter}{fault}", markup=False
+            )
     if len(findings) > SHOWN_FINDINGS:
         console.print(f"\n... and {len(findings) - SHOWN_FINDINGS} more; every one is in the records.")
     _print_unsupported(console, records)
@@ -55,7 +57,10 @@ def _table(records: Sequence[Record]) -> Table:
         counts = Counter(r.verdict for r in mine)
         cells = [str(counts[v]) if counts[v] else "-" for v in shown]
         table.add_row(
-            adapter, *cells, _largest(r.max_abs_diff for r in mine), _largest(map(bound_ratio, mine)),
+            adapter,
+            *cells,
+            _largest(r.max_abs_diff for r in mine),
+            _largest(map(bound_ratio, mine)),
             f"{sum(r.seconds.get('total', 0.0) for r in mine):.1f}",
         )
     return table

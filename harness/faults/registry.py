@@ -41,5 +41,3 @@ def equip(adapter_spec: str, fault_spec: str) -> tuple[Adapter, PlanFault | None
     """An adapter with a fault in it, and the change to make to each of its plans."""
     fault = load_fault(fault_spec)
     return load_adapter(adapter_spec), fault.on_plan
-
-

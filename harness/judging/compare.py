@@ -78,9 +78,10 @@ def compare_lse(
     excess = error - (LSE_ATOL + LSE_RTOL * torch.where(torch.isfinite(expected), expected.abs(), 0.0))
     worst = int(excess.argmax())
     largest = float(error.max())
-    measure = {"max_lse_diff": finite(largest), "worst": row_place(case, *divmod(worst, case.num_qo_heads))}
+    place = row_place(case, *divmod(worst, case.num_qo_heads))
+    measure = {"max_lse_diff": finite(largest), "worst": place}
     if float(excess.max()) <= 0:
         return Evidence("lse", True, measure)
     got, want = float(natural.flatten()[worst]), float(expected.flatten()[worst])
-    message = f"LSE is {got:.6g}, should be {want:.6g} (natural log), at {say_place(measure['worst'])}"
+    message = f"LSE is {got:.6g}, should be {want:.6g} (natural log), at {say_place(place)}"
     return Evidence("lse", False, measure, message)

@@ -48,7 +48,10 @@ def gather_evidence(runs: Runs, options: RunOptions, poison: Poison) -> Outcome:
     batch, output = runs.run(None, poison)
     golden = golden_attention(case, batch.data)
     flat = compare_output(case, output.out, golden.out, atol)
-    evidence = [flat, compare_lse(case, output.lse, _golden_lse(adapter, batch, golden.lse), adapter.lse_base, adapter.empty_row)]
+    evidence = [
+        flat,
+        compare_lse(case, output.lse, _golden_lse(adapter, batch, golden.lse), adapter.lse_base, adapter.empty_row),
+    ]
     return Outcome(tuple(evidence), flat.measure.get("max_abs_diff"), atol)
 
 

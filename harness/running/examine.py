@@ -107,7 +107,7 @@ def examine(
     device: torch.device,
     *,
     mutate_plan: Callable[[Any, AttentionBatch], Any] | None = None,
-    announce: Callable[[str], None] = lambda stage: None,
+    announce: Callable[[str], None] = lambda _stage: None,
 ) -> Record:
     """The record of one (case, adapter), without versions and stability, which callers add.
 

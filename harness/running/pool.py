@@ -5,6 +5,7 @@ A CUDA fault or a hang kills its process and nothing else; the case gets CRASH o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -28,9 +29,7 @@ START_LIMIT = 300.0  # seconds for a worker to import its libraries and answer
 class WorkerProcess:
     """One worker process on one GPU (or none), started when first needed, replaced when it dies."""
 
-    def __init__(
-        self, *, gpu: str | None = None, threads: int | None = None, python: str = sys.executable
-    ) -> None:
+    def __init__(self, *, gpu: str | None = None, threads: int | None = None, python: str = sys.executable) -> None:
         self.python = python
         self.environment = dict(os.environ)
         # The worker must find these packages even in an environment that does not have them installed.
@@ -76,10 +75,8 @@ class WorkerProcess:
         """Kill the process and whatever it started."""
         if self._process is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -134,7 +131,8 @@ class WorkerProcess:
 
     # -- pipes ---------------------------------------------------------------------------------
     def _send(self, request: dict[str, Any]) -> bool:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -145,11 +143,10 @@ class WorkerProcess:
     @staticmethod
     def _listen(process: subprocess.Popen[str], replies: queue.Queue[dict[str, Any] | None]) -> None:
         assert process.stdout is not None
-        try:
+        # ValueError: the pipe was closed under us, or a dying process cut its last line short.
+        with contextlib.suppress(ValueError):
             for line in process.stdout:
                 replies.put(json.loads(line))
-        except ValueError:  # the pipe was closed under us, or a dying process cut a line short
-            pass
         replies.put(None)
 
     def _next_reply(self, limit: float) -> dict[str, Any] | None:

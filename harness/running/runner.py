@@ -47,7 +47,6 @@ def examine_with_reruns(worker: WorkerProcess, job: Job, options: RunOptions) ->
     return record.replace(stability=stability)
 
 
-
 def run_jobs(
     jobs: Sequence[Job],
     options: RunOptions,

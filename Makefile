@@ -1,0 +1,51 @@
+# `make run` runs the main job on what is here; `make test` passes the tests. Both set everything up.
+#   TORCH_SPEC='torch==2.11.0'   which torch to install into .venv (default: see below)
+#   NO_INSTALL=1                 use the python that is there, install nothing (no network needed)
+#   ARGS='...'                   more arguments for attn-harness run / pytest
+
+VENV   ?= .venv
+PYTHON ?= python3
+ARGS   ?=
+
+ifdef NO_INSTALL
+BIN      := $(PYTHON)
+SETUP    :=
+else
+BIN      := $(VENV)/bin/python
+SETUP    := $(VENV)/.installed
+endif
+
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+.PHONY: run test lint setup clean help
+
+help:
+	@sed -n 's/^# //p' $(MAKEFILE_LIST) | head -n 5
+
+setup: $(SETUP)
+
+# A GPU runner with a torch of its own should keep it: NO_INSTALL=1, or TORCH_SPEC= with a venv that
+# sees it. Elsewhere a pinned release that runs on a CPU is taken.
+TORCH_SPEC ?= torch==2.13.0
+
+$(VENV)/.installed: pyproject.toml
+	@echo "setting up $(VENV) ($(TORCH_SPEC)); this happens once"
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_SPEC)
+	@echo "torch is there, now the rest"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+run: $(SETUP)
+	$(BIN) -m harness.cli.main run $(ARGS)
+
+test: $(SETUP)
+	$(BIN) -m pytest -n auto $(ARGS)
+
+lint: $(SETUP)
+	$(BIN) -m ruff check .
+	$(BIN) -m ruff format --check .
+	$(BIN) -m mypy
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,0 +1,77 @@
+"""`attn-harness doctor`: what is here, which adapters can run, and why the others cannot."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cases.schema import AttentionCase, Request
+from harness.adapter_check import protocol_problems
+from harness.adapters import registry
+from harness.environment import core_count, gpu_ids, installed_versions
+from harness.running.options import Job, RunOptions
+from harness.running.runner import make_worker
+from harness.verdict import Verdict
+
+PROBE = AttentionCase(requests=(Request(5, 3), Request(0, 2)), window_left=4)
+
+
+def doctor(
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", "-a", help="Check this adapter against the protocol and try one case.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Say what is installed, which adapters can run here, and why the others cannot.
+
+    Example: `attn-harness doctor --adapter my_kernel.py:MyKernel`
+    """
+    console = Console()
+    if adapter is not None:
+        raise typer.Exit(_check_one(console, adapter))
+    facts: dict[str, Any] = {
+        "versions": installed_versions(),
+        "gpus": list(gpu_ids()),
+        "cores": core_count(),
+        "adapters": [{"name": e.name, "runs": e.why_not is None, "why_not": e.why_not} for e in registry.available()],
+    }
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        _print_facts(console, facts)
+    raise typer.Exit(0 if any(a["runs"] for a in facts["adapters"]) else 2)
+
+
+def _print_facts(console: Console, facts: dict[str, Any]) -> None:
+    console.print("  ".join(f"{name} {version}" for name, version in facts["versions"].items()), highlight=False)
+    gpus = ", ".join(facts["gpus"]) or "none"
+    console.print(f"GPUs: {gpus}; cores: {facts['cores']}\n", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("adapter")
+    table.add_column("runs here")
+    table.add_column("why not")
+    for entry in facts["adapters"]:
+        table.add_row(entry["name"], "yes" if entry["runs"] else "no", entry["why_not"] or "")
+    console.print(table)
+
+
+def _check_one(console: Console, spec: str) -> int:
+    """Protocol first; then one small case in a worker. 0 fine, 1 wrong answers, 2 not an adapter."""
+    problems = protocol_problems(registry.load_adapter(spec))
+    for problem in problems:
+        console.print(f"{spec} {problem}.", markup=False, highlight=False)
+    if problems:
+        return 2
+    console.print(f"{spec} follows the adapter protocol.", markup=False, highlight=False)
+    worker = make_worker(0)
+    try:
+        record = worker.examine(Job(PROBE, spec), RunOptions(rerun=False))
+    finally:
+        worker.stop()
+    console.print(f"one small case ({PROBE.name}): {record.verdict} {record.reason}", markup=False, highlight=False)
+    return 1 if record.verdict.is_finding else 2 if record.verdict is Verdict.ERROR else 0

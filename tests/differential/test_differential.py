@@ -1,0 +1,16 @@
+"""The differential suite: every case of the chosen suites through every adapter that can run here.
+
+Cases and adapters are chosen on the command line (`--suite`, `--adapter`); this file only says what
+a pass is. See `harness/pytest_plugin.py`.
+"""
+
+from harness.pytest_plugin import DifferentialCheck
+
+
+def test_case(differential: DifferentialCheck) -> None:
+    differential.assert_pass()
+
+
+def test_adapter_not_run(adapter_not_run: str) -> None:
+    """One item for each adapter that cannot run here: skipped by name, never passed."""
+    raise AssertionError(f"{adapter_not_run} was reported as not run, and ran")
