@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cases import counter_hash
 from cases.paging import Paging, make_paging
-from cases.ragged import Rows, indptr, kv_rows, query_rows
+from cases.ragged import Rows, indptr, kv_rows, packed_rows, query_rows
 from cases.recipes import LogicalData, make_data, torch_dtype
 from cases.schema import AttentionCase, KvLayout, Poison
 
@@ -178,12 +178,10 @@ def _poison_unused(case: AttentionCase, paging: Paging, k_pool: Tensor, v_pool: 
         else:
             for page in _neighbourhood(paging, pool):
                 _fill(pool[page : page + 1], outside)
-    spans = [count * case.page_size for count in paging.owned]
-    device = k_pool.device
-    rows = Rows(
-        torch.repeat_interleave(torch.arange(len(spans), device=device), torch.tensor(spans, device=device)),
-        torch.cat([torch.arange(span, device=device) for span in spans]),
-    )
+    # Prefix slots are written afterwards: only what stays unused needs stale rows.
+    prefix = [r.prefix_len for r in case.requests]
+    unused = [count * case.page_size - start for count, start in zip(paging.owned, prefix, strict=True)]
+    rows = packed_rows(unused, prefix, k_pool.device)
     slots = paging.slots(rows)
     stale_k, stale_v = _stale(case, rows, level)
     scatter(k_pool, slots, stale_k, case.kv_layout)

