@@ -1,0 +1,123 @@
+"""Adapters that misbehave in one way each; all others of their answers are MyKernel's, which are right."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
+
+from my_kernel import MyKernel
+
+from cases.schema import AttentionCase
+from harness.api import AttentionOutput, Poison
+
+
+class Exits(MyKernel):
+    name = "exits"
+
+    def run(self, plan, batch):
+        sys.stderr.write("about to go\n")
+        sys.stderr.flush()
+        os._exit(3)
+
+
+class Segfaults(MyKernel):
+    name = "segfaults"
+
+    def run(self, plan, batch):
+        os.kill(os.getpid(), 11)
+
+
+class Hangs(MyKernel):
+    name = "hangs"
+
+    def run(self, plan, batch):
+        time.sleep(3600)
+
+
+class Raises(MyKernel):
+    name = "raises"
+
+    def run(self, plan, batch):
+        raise RuntimeError("not supported: out of memory")  # a text that must not become a skip
+
+
+class ReturnsNan(MyKernel):
+    name = "returns-nan"
+
+    def run(self, plan, batch):
+        super().run(plan, batch)
+        return AttentionOutput(batch.empty_output())
+
+
+class ReturnsZero(MyKernel):
+    name = "returns-zero"
+
+    def run(self, plan, batch):
+        return AttentionOutput(batch.empty_output().zero_())
+
+
+class WrongShape(MyKernel):
+    name = "wrong-shape"
+
+    def run(self, plan, batch):
+        return AttentionOutput(super().run(plan, batch).out[:, :1])
+
+
+class ReturnsTensor(MyKernel):
+    name = "returns-tensor"
+
+    def run(self, plan, batch):
+        return super().run(plan, batch).out
+
+
+def _shifted(case: AttentionCase, by: int) -> AttentionCase:
+    return case if case.window_left is None else case.replace(window_left=case.window_left + by)
+
+
+class WindowOneTooLong(MyKernel):
+    name = "window-one-too-long"
+
+    def run(self, plan, batch):
+        batch.case = _shifted(batch.case, 1)
+        return super().run(plan, batch)
+
+
+class ReadsOneTooFar(MyKernel):
+    """Adds nothing times the slot after the last key: right unless that slot is poison."""
+
+    name = "reads-one-too-far"
+    poison = Poison.FINITE
+
+    def run(self, plan, batch):
+        good = super().run(plan, batch)
+        slot = plan[1][0]
+        page = batch.page_table[0, slot // batch.case.page_size]
+        leak = batch.v_pool[page, slot % batch.case.page_size].amax()
+        return AttentionOutput(good.out + leak * 0.5)
+
+
+class WrongAfterTheFirst(MyKernel):
+    """Right in a fresh process, wrong for every later case: state that outlives a case."""
+
+    name = "wrong-after-the-first"
+    runs = 0
+
+    def run(self, plan, batch):
+        type(self).runs += 1
+        good = super().run(plan, batch)
+        return AttentionOutput(good.out + 1) if type(self).runs > 3 else good
+
+
+class Prints(MyKernel):
+    name = "prints"
+
+    def run(self, plan, batch):
+        print('{"record": "not a reply"}', flush=True)
+        return super().run(plan, batch)
+
+
+class NoName:
+    def plan(self, batch):
+        return None

@@ -1,0 +1,117 @@
+"""Workers that die, hang, print and lie: one case is lost, never the run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cases import AttentionCase, Request
+from harness.errors import UsageError
+from harness.record import Record
+from harness.running.options import Job, RunOptions
+from harness.running.pool import WorkerProcess
+from harness.running.runner import examine_with_reruns, run_jobs
+from harness.verdict import Stability, Verdict
+
+FILE = Path(__file__).with_name("misbehaving.py")
+CASE = AttentionCase(requests=(Request(9, 3), Request(0, 2)), window_left=4, page_size=4)
+ONCE = RunOptions(rerun=False)
+
+
+def job(name: str, case: AttentionCase = CASE) -> Job:
+    return Job(case, f"{FILE}:{name}")
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[WorkerProcess]:
+    process = WorkerProcess(threads=1)
+    yield process
+    process.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "says"),
+    [
+        ("MyKernel", Verdict.PASS, ""),
+        ("Prints", Verdict.PASS, ""),
+        ("Exits", Verdict.CRASH, "exit code 3: about to go"),
+        ("Segfaults", Verdict.CRASH, "SIGSEGV"),
+        ("Raises", Verdict.CRASH, "RuntimeError: not supported"),
+        ("ReturnsTensor", Verdict.CRASH, "the protocol wants AttentionOutput"),
+        ("ReturnsNan", Verdict.WRONG, "NaN"),
+        ("ReturnsZero", Verdict.WRONG, "max-abs-diff"),
+        ("WrongShape", Verdict.WRONG, "shape"),
+        ("WindowOneTooLong", Verdict.WRONG, "max-abs-diff"),
+        ("ReadsOneTooFar", Verdict.POISONED, "zeroed"),
+    ],
+)
+def test_verdict(worker: WorkerProcess, name: str, verdict: Verdict, says: str) -> None:
+    record = worker.examine(job(name), ONCE)
+    assert (record.verdict, says in record.reason) == (verdict, True), record.reason
+
+
+def test_worker_is_replaced_after_each_death(worker: WorkerProcess) -> None:
+    verdicts = [worker.examine(job(name), ONCE).verdict for name in ("Exits", "MyKernel", "Segfaults", "MyKernel")]
+    assert verdicts == [Verdict.CRASH, Verdict.PASS, Verdict.CRASH, Verdict.PASS]
+
+
+def test_hang_costs_one_case(worker: WorkerProcess) -> None:
+    record = worker.examine(job("Hangs"), RunOptions(time_limit=2.0, rerun=False))
+    assert record.verdict is Verdict.TIMEOUT
+    assert "2 s in run" in record.reason
+    assert worker.examine(job("MyKernel"), ONCE).verdict is Verdict.PASS
+
+
+def test_wrong_every_time_is_deterministic(worker: WorkerProcess) -> None:
+    record = examine_with_reruns(worker, job("ReturnsZero"), RunOptions())
+    assert (record.verdict, record.stability) == (Verdict.WRONG, Stability.DETERMINISTIC)
+
+
+def test_wrong_only_after_other_cases_is_state_dependent() -> None:
+    process = WorkerProcess(threads=1)
+    try:
+        first = examine_with_reruns(process, job("WrongAfterTheFirst"), RunOptions(evidence="atol"))
+        records = [
+            examine_with_reruns(process, job("WrongAfterTheFirst", CASE.replace(seed=s)), RunOptions(evidence="atol"))
+            for s in range(1, 5)
+        ]
+    finally:
+        process.stop()
+    assert first.verdict is Verdict.PASS
+    assert Stability.STATE_DEPENDENT in {r.stability for r in records}
+
+
+def test_unsupported_is_declared_not_read_from_a_text(worker: WorkerProcess) -> None:
+    record = worker.examine(job("Raises", CASE.replace(logits_soft_cap=2.0)), ONCE)
+    assert (record.verdict, record.reason) == (Verdict.UNSUPPORTED, "no logits soft cap")
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (f"{FILE}:Missing", "has no 'Missing'"),
+        ("/nowhere/file.py:Kernel", "does not exist"),
+        (f"{FILE}", "path/to/file.py:ClassName"),
+        ("no-such-adapter", "no adapter"),
+    ],
+)
+def test_bad_adapter_is_one_sentence(worker: WorkerProcess, spec: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        worker.examine(Job(CASE, spec), ONCE)
+
+
+def test_run_jobs_finishes_all_and_keeps_order_free(tmp_path: Path) -> None:
+    names = ["MyKernel", "Exits", "MyKernel", "Raises", "MyKernel", "ReturnsZero"]
+    jobs = [job(name, CASE.replace(seed=at)) for at, name in enumerate(names)]
+    records: list[Record] = []
+    run_jobs(jobs, ONCE, records.append, workers=2)
+    by_seed = {record.case.seed: record.verdict for record in records}
+    assert by_seed == {
+        0: Verdict.PASS, 1: Verdict.CRASH, 2: Verdict.PASS, 3: Verdict.CRASH, 4: Verdict.PASS, 5: Verdict.WRONG
+    }  # fmt: skip
+
+
+def test_same_seed_same_bits(worker: WorkerProcess) -> None:
+    first, second = (worker.examine(job("ReturnsZero"), ONCE) for _ in range(2))
+    assert first.max_abs_diff == second.max_abs_diff
+    assert first.evidence == second.evidence
