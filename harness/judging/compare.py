@@ -85,3 +85,21 @@ def compare_lse(
     got, want = float(natural.flatten()[worst]), float(expected.flatten()[worst])
     message = f"LSE is {got:.6g}, should be {want:.6g} (natural log), at {say_place(place)}"
     return Evidence("lse", False, measure, message)
+
+
+def compare_bound(case: AttentionCase, out: Tensor, golden: Tensor, bounds: Tensor) -> Evidence:
+    """Every element within its own derived bound: out, golden and bounds [total_q, num_qo_heads, head_dim_vo]."""
+    wrong_shape = check_shape("out", out, tuple(golden.shape))
+    if wrong_shape:
+        return Evidence("bound", False, {}, wrong_shape)
+    error = (out.double() - golden).abs()
+    ratio = torch.where(error == 0, 0.0, error / bounds).nan_to_num(nan=torch.inf).amax(-1)
+    row, head = divmod(int(ratio.argmax()), case.num_qo_heads)
+    place, largest = row_place(case, row, head), float(ratio.max())
+    measure: dict[str, Any] = {"ratio": finite(largest), "worst": place, "rows_over": int((ratio > 1).any(1).sum())}
+    if largest <= 1:
+        return Evidence("bound", True, measure)
+    at = int((error[row, head] / bounds[row, head]).nan_to_num(nan=torch.inf).argmax())
+    excess = f"error {float(error[row, head, at]):.3g} over bound {float(bounds[row, head, at]):.3g}"
+    message = f"{excess} at {say_place(place)}; {measure['rows_over']} of {case.total_q} rows are over their bound"
+    return Evidence("bound", False, measure, message)

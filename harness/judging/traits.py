@@ -1,0 +1,15 @@
+"""From an adapter's declarations to what the references need to know of its rounding."""
+
+from __future__ import annotations
+
+from harness.adapters.protocol import Adapter, declared
+from references.traits import KernelTraits
+
+
+def kernel_traits(adapter: Adapter) -> KernelTraits:
+    return KernelTraits(
+        merge_legs=declared(adapter, "merge_legs"),
+        p_dtype=declared(adapter, "p_dtype"),
+        lse_base=str(adapter.lse_base),
+        lse_includes_sink=adapter.lse_includes_sink,
+    )
