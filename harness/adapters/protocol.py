@@ -78,6 +78,8 @@ class Adapter(Protocol):
 
 # merge_legs:      partial outputs in the output dtype that are merged (1: a single pass)
 # p_dtype:         dtype that probabilities are rounded to before P @ V ("input": that of q)
+# row_sum_dtype:   dtype of the probabilities that the softmax denominator, and so the LSE, adds up
+#                  ("input": rounded to that of q, which moves the LSE by up to half its epsilon)
 # batch_invariant: a request's rows are bitwise the same whatever the rest of the batch is
 # deterministic:   two runs give the same bits
 # packages:        distributions whose versions a record keeps
@@ -86,6 +88,7 @@ ADAPTER_DEFAULTS: dict[str, Any] = {
     "protocol_version": PROTOCOL_VERSION,
     "merge_legs": 1,
     "p_dtype": "input",
+    "row_sum_dtype": "float32",
     "batch_invariant": False,
     "deterministic": True,
     "packages": (),
