@@ -76,6 +76,7 @@ class Request(NamedTuple):
 DTYPES = ("bfloat16", "float16", "float32")
 KV_DTYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2")
 WORKSPACES = ("clean", "dirty")
+INT32_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,13 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer past what a float holds; validation refuses infinity
+        return math.inf
+
+
 def _requests(value: object, where: str) -> tuple[Request, ...]:
     if not isinstance(value, (list, tuple)) or not value:
         raise CaseError(f"{where} is empty or no list; give at least one [prefix_len, extend_len].")
@@ -226,6 +234,8 @@ def _requests(value: object, where: str) -> tuple[Request, ...]:
             raise CaseError(f"{where}[{i}] is {pair!r}; give two integers [prefix_len, extend_len].")
         if min(pair) < 0:
             raise CaseError(f"{where}[{i}] is {list(pair)}; lengths must not be negative.")
+        if sum(pair) >= INT32_LIMIT:
+            raise CaseError(f"{where}[{i}] is {list(pair)}; a request must stay below 2**31 keys.")
         rows.append(Request(*pair))
     return tuple(rows)
 
@@ -246,7 +256,7 @@ def _normalise(case: AttentionCase) -> None:
         if value is not None:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise CaseError(f"{name} is {value!r}; give a number.")
-            put(name, float(value))
+            put(name, _float(value))
     if not isinstance(case.execution, Execution):
         raise CaseError(f"execution is {case.execution!r}; give an Execution.")
     if case.execution.capture_requests is not None:
@@ -262,6 +272,7 @@ def _validate(case: AttentionCase) -> None:
     for name in ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "page_size"):
         value = getattr(case, name)
         refuse(not _is_int(value) or value < 1, f"{name} is {value!r}; give a positive integer.")
+        refuse(value >= INT32_LIMIT, f"{name} is {value}; it must be below 2**31.")
     refuse(
         case.num_qo_heads % case.num_kv_heads != 0,
         f"num_qo_heads {case.num_qo_heads} is no multiple of num_kv_heads {case.num_kv_heads}; "
@@ -299,6 +310,10 @@ def _validate(case: AttentionCase) -> None:
         refuse(
             not (_is_int(value) and value >= 0) and not (value is None and name != "seed"),
             f"{name} is {value!r}; give an integer of 0 or more{'' if name == 'seed' else ' or null'}.",
+        )
+        refuse(
+            name != "seed" and value is not None and value >= INT32_LIMIT,
+            f"{name} is {value}; it must be below 2**31 (libraries keep it in an int32).",
         )
     refuse(case.seed >= 1 << 63, f"seed is {case.seed}; it must be below 2**63.")
     refuse(not isinstance(case.recipe, str) or not case.recipe, f"recipe is {case.recipe!r}; give a recipe's name.")
@@ -373,7 +388,8 @@ def _from_json(body: object) -> AttentionCase:
 
 def _refuse_unknown(names: set[Any], where: str) -> None:
     if names:
-        raise CaseError(f"{where} has unknown fields {', '.join(sorted(map(str, names)))}; remove them.")
+        shown = sorted(str(name) if str(name).isprintable() else repr(name) for name in names)
+        raise CaseError(f"{where} has unknown fields {', '.join(shown)}; remove them.")
 
 
 # -- names -------------------------------------------------------------------------------------
