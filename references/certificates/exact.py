@@ -1,0 +1,68 @@
+"""The exact integer answer, from the visibility rule alone: prefix sums, no softmax."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cases.ragged import indptr, query_rows
+from cases.schema import AttentionCase
+from references.visibility import visible_interval
+
+
+class Sums(NamedTuple):
+    """code:   int64 [total_q, num_qo_heads, head_dim_vo], sum of weight * code word over the visible keys
+    weight: int64 [total_q, num_qo_heads], sum of the weights"""
+
+    code: Tensor
+    weight: Tensor
+
+
+class Intervals(NamedTuple):
+    """Visible keys of every query row as indices into the packed keys: int64 [total_q] each.
+
+    The keys of leg 1 (the cached prefix) are begin..middle, those of leg 2 middle..end.
+    """
+
+    begin: Tensor
+    middle: Tensor
+    end: Tensor
+
+
+def packed_intervals(case: AttentionCase, device: torch.device | str) -> Intervals:
+    rows = query_rows(case, device)
+    first, last = visible_interval(case, rows)
+    start = indptr([r.kv_len for r in case.requests], device, torch.int64)[rows.request]
+    prefix = torch.tensor([r.prefix_len for r in case.requests], device=device)[rows.request]
+    last = torch.maximum(first, last)
+    middle = torch.minimum(torch.maximum(prefix, first), last)
+    return Intervals(start + first, start + middle, start + last)
+
+
+def interval_sums(case: AttentionCase, codes: Tensor, weights: Tensor | None, begin: Tensor, end: Tensor) -> Sums:
+    """Sums over packed keys begin..end of each query row.
+
+    codes:   int8 [total_kv, num_kv_heads, head_dim_vo]
+    weights: int64 [total_kv, num_qo_heads], or None for 1 everywhere
+    """
+    rows, group = begin.numel(), case.group_size
+    out = torch.empty((rows, case.num_qo_heads, codes.shape[2]), dtype=torch.int64, device=codes.device)
+    if weights is None:
+        total = (end - begin)[:, None].expand(rows, case.num_qo_heads)
+        for head in range(case.num_kv_heads):
+            out[:, head * group : (head + 1) * group] = _difference(codes[:, head], begin, end)[:, None]
+        return Sums(out, total)
+    for head in range(case.num_qo_heads):
+        out[:, head] = _difference(codes[:, head // group] * weights[:, head, None], begin, end)
+    return Sums(out, _difference(weights, begin, end))
+
+
+def _difference(values: Tensor, begin: Tensor, end: Tensor) -> Tensor:
+    """Sums of values[begin:end], from one running sum over all packed keys."""
+    # |value| < 2^7 in int8: below 2^24 keys the running sum fits 32 bits, at half the memory.
+    dtype = torch.int32 if values.dtype is torch.int8 and values.shape[0] < 1 << 24 else torch.int64
+    running = torch.zeros((values.shape[0] + 1, *values.shape[1:]), dtype=dtype, device=values.device)
+    torch.cumsum(values, 0, dtype=dtype, out=running[1:])
+    return (running[end] - running[begin]).long()

@@ -1,0 +1,195 @@
+"""Reading the integers back from a kernel's output.
+
+With total weight N (the number of visible keys, for FLAT) the right output is S/N, so out * N must
+round to S and exp(LSE) to N. What correct kernels may leave, in units of S (u: unit roundoff of the
+output dtype):
+
+    u |S|                  rounding of the output; 0 if S/N is representable
+    u (|S1| + |S2|)        two legs whose partial outputs are rounded; each 0 if representable
+    u (2l - 2) B           a chain of l legs cut at unknown places, B the bound of any contiguous sum
+                           (such chains are held to CHAIN_BUDGET)
+    2^-20 (|S1| + |S2|)    merge weights from an fp32 LSE
+    2 r |s|max sum_bound   relative error r of scores: hardware tanh, keys scaled by no power of two
+
+An element is judged where these add up to no more than BUDGET, so that reaching THRESHOLD proves
+another integer. Walk codes stay within it by construction; special columns where they apply.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cases.ragged import query_rows
+from cases.recipes import torch_dtype
+from cases.schema import AttentionCase
+from references.certificates.base import THRESHOLD, CertificateData, CertificateResult
+from references.certificates.exact import Sums
+from references.traits import UNIT_ROUNDOFF, KernelTraits
+
+BUDGET = 0.1
+CHAIN_BUDGET = 0.25  # more than two legs: every plain column would pass BUDGET
+MERGE_WEIGHT_ERROR = 2.0**-20
+FP32_LSE_ULPS = 4  # roundings on the way to an LSE: the sum, its logarithm, the maximum added, the legs'
+CHUNK_ELEMENTS = 1 << 24
+
+
+def judge(
+    recipe: str, case: AttentionCase, built: CertificateData, out: Tensor, lse: Tensor | None, traits: KernelTraits
+) -> CertificateResult:
+    """Compare with the exact answer. Shapes as in `Certificate.judge`; rows without a key are not judged."""
+    legs = built.first_leg(case) if traits.merge_legs == 2 else None
+    wrong = torch.zeros(out.shape[:2], dtype=torch.bool, device=out.device)
+    differing = torch.zeros(out.shape[:2], dtype=torch.int64, device=out.device)
+    s_max, judged = 0.0, 0
+    step = max(1, CHUNK_ELEMENTS // (out.shape[1] * out.shape[2]))
+    for start in range(0, out.shape[0], step):
+        at = slice(start, start + step)
+        residual, mask = _code_residual(case, built, at, out, legs, traits)
+        bad = mask & ~(residual < THRESHOLD)
+        differing[at] = bad.sum(-1)
+        judged += int(mask.sum())
+        s_max = max(s_max, _largest(residual, mask))
+    wrong |= differing > 0
+    n_max, counted = None, None
+    if lse is not None:
+        counted = recovered_weight(built, lse, traits)
+        excess = (counted - built.exact.weight).abs()
+        seen = built.exact.weight > 0
+        wrong |= seen & ~(excess < count_tolerance(case, built, traits))
+        n_max = _largest(excess, seen)
+    first, message = _explain(recipe, case, built, wrong, differing, counted)
+    return CertificateResult(
+        recipe=recipe,
+        passed=first is None,
+        s_max=s_max,
+        n_max=n_max,
+        judged=judged / max(1, out.numel()),
+        wrong_rows=wrong,
+        message=message,
+        first=first,
+    )
+
+
+def _code_residual(
+    case: AttentionCase, built: CertificateData, at: slice, out: Tensor, legs: Sums | None, traits: KernelTraits
+) -> tuple[Tensor, Tensor]:
+    """|out * N - S| and which elements of it are judged, fp64 and bool [rows, Hq, Dvo]."""
+    code = built.exact.code[at].double()
+    weight = built.exact.weight[at].double()[:, :, None]
+    total = weight if built.sink_mass is None else weight + built.sink_mass[None, :, None]
+    residual = (out[at].double() * total / case.v_scale - code).abs()
+    budget = _rounding(case, code, total)
+    if legs is not None:
+        part = legs.code[at].double()
+        part_weight = legs.weight[at].double()[:, :, None]
+        merged = (part_weight > 0) & (part_weight < weight)
+        roundings = _rounding(case, part, part_weight) + _rounding(case, code - part, weight - part_weight)
+        roundings += MERGE_WEIGHT_ERROR * (part.abs() + (code - part).abs())
+        budget += torch.where(merged, roundings, 0.0)
+    elif traits.merge_legs > 2:
+        budget += UNIT_ROUNDOFF[case.dtype] * (2 * traits.merge_legs - 2) * built.sum_bound
+        budget[:, :, list(built.special)] = torch.inf
+    budget += 2 * score_error(case, traits) * built.max_score * built.sum_bound
+    limit = CHAIN_BUDGET if traits.merge_legs > 2 else BUDGET
+    # A kernel declared good to k ulp only: all of its roundings are that much larger, and so is the limit.
+    return residual, (budget <= limit) & (2 * traits.out_ulp * budget < THRESHOLD) & (weight > 0)
+
+
+def _rounding(case: AttentionCase, code: Tensor, weight: Tensor) -> Tensor:
+    """Largest change, in units of S, from rounding v_scale * S/N to the output dtype: u|S|, or 0 if exact."""
+    value = code * case.v_scale / weight
+    exact = value.to(torch_dtype(case.dtype)).double() == value
+    rounding = torch.where(exact, 0.0, code.abs() * UNIT_ROUNDOFF[case.dtype])
+    if case.kv_dtype != case.dtype and not _power_of_two(case.v_scale):
+        # A kernel may dequantise V first: +-v_scale then rounds, for all keys alike.
+        rounding = rounding + code.abs() * UNIT_ROUNDOFF[case.dtype]
+    return rounding
+
+
+def _power_of_two(value: float) -> bool:
+    return math.frexp(value)[0] == 0.5
+
+
+def score_error(case: AttentionCase, traits: KernelTraits) -> float:
+    """Relative error of scores beyond fp32 rounding."""
+    error = 0.0
+    if case.logits_soft_cap is not None:
+        error += traits.tanh_error
+    if case.kv_dtype != case.dtype and not _power_of_two(case.k_scale):
+        error += UNIT_ROUNDOFF[case.dtype]
+    return error
+
+
+def recovered_weight(built: CertificateData, lse: Tensor, traits: KernelTraits) -> Tensor:
+    """fp64 [total_q, Hq]: the total weight that a natural LSE speaks of."""
+    weight = torch.exp(lse.double() - built.lse_offset)
+    if built.sink_mass is not None and traits.lse_includes_sink:
+        weight = weight - built.sink_mass
+    return weight
+
+
+def count_tolerance(case: AttentionCase, built: CertificateData, traits: KernelTraits) -> Tensor:
+    """fp64 [total_q, Hq]: how far the recovered weight may be off.
+
+    `count_margin` (1/2: another integer is nearer), until an fp32 LSE no longer resolves that: then
+    FP32_LSE_ULPS of it, which happens beyond n = 262,144 for FLAT.
+    """
+    total = built.exact.weight.double()
+    if built.sink_mass is not None and traits.lse_includes_sink:
+        total = total + built.sink_mass
+    lse = built.lse_offset + torch.log(total.clamp(min=1))
+    size = torch.maximum(lse.abs(), built.lse_offset.abs() + 0 * lse)
+    # Rounding happens in the LSE's own base; in log2 the number is larger, and so is its last place.
+    base = math.log(2) if traits.lse_base == "log2" else 1.0
+    ulp = torch.exp2(torch.floor(torch.log2((size / base).clamp(min=2.0**-20))) - 23) * base
+    slack = torch.expm1(FP32_LSE_ULPS / 2 * ulp + score_error(case, traits) * max(built.max_score, 0.0))
+    return (total * slack).clamp(min=built.count_margin)
+
+
+def _largest(values: Tensor, mask: Tensor) -> float:
+    """The largest judged value; not a number counts as infinite."""
+    if not bool(mask.any()):
+        return 0.0
+    worst = float(values[mask].nan_to_num(nan=torch.inf).max())
+    return worst
+
+
+def _explain(
+    recipe: str,
+    case: AttentionCase,
+    built: CertificateData,
+    wrong: Tensor,
+    differing: Tensor,
+    counted: Tensor | None,
+) -> tuple[tuple[int, int, int] | None, str]:
+    if not bool(wrong.any()):
+        return None, ""
+    row, head = (int(x) for x in wrong.nonzero()[0])
+    rows = query_rows(case, wrong.device)
+    request, position = int(rows.request[row]), int(rows.position[row])
+    right = int(built.exact.weight[row, head])
+    said = "attended to other keys, or weighed them otherwise"
+    if counted is not None:
+        n = float(counted[row, head])
+        shown = f"{n:.2f}" if abs(n - round(n)) > 0.1 and n < 1e6 else f"{n:.0f}"
+        if abs(n - right) < THRESHOLD:
+            said = f"attended to {right} keys as it should, but to other ones"
+            if built.weights is not None or built.targets is not None:
+                said = f"gave its keys the total weight {right} as it should, but to other ones"
+        elif built.weights is None and built.targets is None:
+            said = f"attended to {shown} keys, {right} are visible"
+        else:
+            said = f"gave its keys a total weight of {shown}, {right} is right"
+    columns = int(differing[row, head])
+    return (request, position, head), (
+        f"{recipe}: request {request} query {position} head {head} {said}; "
+        f"the code sum differs in {columns} of {differing_columns(case)} columns "
+        f"({int(wrong.sum())} of {wrong.numel()} rows are wrong)."
+    )
+
+
+def differing_columns(case: AttentionCase) -> int:
+    return case.head_dim_vo

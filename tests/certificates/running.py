@@ -1,0 +1,32 @@
+"""Runs a certificate on the emulated kernel."""
+
+from __future__ import annotations
+
+from cases.batch import AttentionBatch, build_batch
+from cases.recipes import LogicalData
+from cases.schema import AttentionCase
+from references.certificates import RECIPES, CertificateResult, KernelTraits
+from tests.certificates.emulator import Kernel, emulate
+
+
+def traits_of(kernel: Kernel) -> KernelTraits:
+    """What an adapter of the (right) emulated kernel would declare."""
+    return KernelTraits(
+        merge_legs=kernel.legs,
+        p_dtype="input" if kernel.p_dtype is None else str(kernel.p_dtype).removeprefix("torch."),
+        lse_base="log2" if kernel.log2_lse else "natural",
+        tanh_error=2.0 ** (1 - kernel.tanh_bits),
+    )
+
+
+def ready_batch(case: AttentionCase, data: LogicalData) -> AttentionBatch:
+    batch = build_batch(case, data=data)
+    batch.write_new_rows()
+    return batch
+
+
+def certify(name: str, case: AttentionCase, kernel: Kernel) -> CertificateResult:
+    recipe = RECIPES[name]
+    built = recipe.build(case, "cpu")
+    out, lse = emulate(ready_batch(case, built.data), kernel)
+    return recipe.judge(case, built, out, lse, traits_of(kernel))
