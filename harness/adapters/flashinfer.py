@@ -7,15 +7,15 @@ planned again for every case, as a serving engine keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from cases.batch import AttentionBatch
+from cases.batch import AttentionBatch, build_batch
 from cases.recipes import torch_dtype
-from cases.schema import AttentionCase, KvLayout, Poison
+from cases.schema import AttentionCase, KvLayout, Poison, Request
 from harness.adapters.capabilities import Capabilities
 from harness.adapters.flashinfer_plans import (
     PagedPass,
@@ -91,7 +91,9 @@ class _Wrappers:
 
 def _only_one_split(case: AttentionCase) -> str | None:
     splits = case.execution.num_splits
-    return None if splits in (None, 1) else "FlashInfer takes no split count; only 1 (disable_split_kv) can be asked for"
+    return (
+        None if splits in (None, 1) else "FlashInfer takes no split count; only 1 (disable_split_kv) can be asked for"
+    )
 
 
 def _no_split_switch(case: AttentionCase) -> str | None:
@@ -107,7 +109,7 @@ def _no_empty_kv(case: AttentionCase) -> str | None:
 HEAD_DIMS = (64, 128, 256)  # fa2 swizzles by 64 columns: others are truncated or read out of bounds
 
 
-class _FlashInferAdapter:
+class _FlashInferAdapter(ABC):
     """The declarations that the FlashInfer adapters share."""
 
     protocol_version = PROTOCOL_VERSION
@@ -115,7 +117,7 @@ class _FlashInferAdapter:
     lse_includes_sink = False
     empty_row = EmptyRow.UNSPECIFIED  # by version: a finite sentinel up to 0.6.18, then 0 and -inf
     poison = Poison.NAN  # page tails are masked on load
-    packages = ("flashinfer-python", "apache-tvm-ffi")
+    packages: tuple[str, ...] = ("flashinfer-python", "apache-tvm-ffi")
     backend = "fa2"
     row_sum_dtype = "input"  # prefill.cuh compute_sfm_v: m16k16_rowsum over the 16-bit fragments
 
@@ -126,6 +128,7 @@ class _FlashInferAdapter:
     def __init__(self, library: FlashInferLibrary) -> None:
         self.library = library
         self._wrappers = _Wrappers(library)
+        self._prepared: set[AttentionCase] = set()
         if library.is_emulated:
             self.name = f"{type(self).name}@emulated"
             self.devices = ("cpu",)
@@ -134,22 +137,33 @@ class _FlashInferAdapter:
             self.devices = ("cuda",)
 
     def prepare(self, case: AttentionCase) -> None:
-        """Build or load the modules that `case` needs: on the real library the first use compiles for
+        """Build or load the modules that `case` needs: where none is prebuilt, the first use compiles for
         minutes, and a case's own time limit should not pay for it."""
-        tiny = case.replace(
-            requests=((2, 2),), pool_pages=None, mode="extend", execution=type(case.execution)(), recipe="normal"
+        small = AttentionCase(
+            requests=(Request(4, 3),),  # the window of 2 restricts both legs, so the mask packer is built too
+            num_qo_heads=case.num_kv_heads,
+            num_kv_heads=case.num_kv_heads,
+            head_dim_qk=case.head_dim_qk,
+            head_dim_vo=case.head_dim_vo,
+            dtype=case.dtype,
+            kv_dtype=case.kv_dtype,
+            window_left=None if case.window_left is None else 2,
+            logits_soft_cap=case.logits_soft_cap,
+            kv_layout=case.kv_layout,
         )
-        if self.capabilities.unsupported(tiny) is None:
-            from cases.batch import build_batch
+        if self.library.is_emulated or small in self._prepared or self.capabilities.unsupported(case) is not None:
+            return
+        batch = build_batch(small, self.devices[0])
+        self.run(self.plan(batch), batch)
+        self._prepared.add(small)
 
-            batch = build_batch(tiny, self.devices[0])
-            self.run(self.plan(batch), batch)
-
+    @abstractmethod
     def plan(self, batch: AttentionBatch) -> Any:
-        raise NotImplementedError
+        """See Adapter."""
 
+    @abstractmethod
     def run(self, plan: Any, batch: AttentionBatch) -> AttentionOutput:
-        raise NotImplementedError
+        """See Adapter."""
 
     def _paged(self, leg: PagedPass, batch: AttentionBatch, dirty: bool) -> tuple[Tensor, Tensor]:
         """out [rows, Hq, D] and log2 lse [rows, Hq] of one paged call."""
@@ -292,6 +306,3 @@ def _by_page_size(pool: Tensor, leg: PagedPass, case: AttentionCase) -> Tensor:
     if leg.page_size == case.page_size:
         return pool
     return pool.view(-1, 1, *pool.shape[2:])
-
-
-ADAPTERS: tuple[Callable[[FlashInferLibrary], Any], ...] = (FlashInferSwaMerge, FlashInferPagedFa2, FlashInferPagedFa3)

@@ -17,6 +17,7 @@ What is kept from flashinfer-python 0.6.18 (prefill.py, cascade.py, page.py and 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from torch import Tensor
 from cases.schema import KvLayout
 from harness.emulation import kernel
 from harness.emulation.hooks import EmulatedCudaError, Hooks, Launch, RequestCall
+from harness.emulation.packing import pack_masks, unpack_bits
 
 LOG2_E = math.log2(math.e)
 SENTINEL_LOG2 = -5e4  # math.cuh: `inf = 5e4`, in log2 units
@@ -195,7 +197,7 @@ class _Wrapper:
             raise ValueError(f"out is {tuple(out.shape)} {out.dtype}; expected {shape} {q.dtype}.")
         launch, hooks = self._launch(state), self._library.hooks
         natural = torch.full(shape[:2], torch.nan, dtype=torch.float32, device=q.device)
-        rows = list(zip(state.qo_indptr[:-1], state.qo_indptr[1:], strict=True))
+        rows = list(itertools.pairwise(state.qo_indptr))
         mask = self._mask_reader(launch, state)
         kernel.run_requests(launch, hooks, q, rows, list(state.kv_lens), fetch(launch), out, natural, custom_mask=mask)
         result = hooks.output(launch, out)
@@ -269,7 +271,7 @@ class RaggedWrapper(_Wrapper):
     ) -> None:
         del head_dim_vo
         qo, kv = _ints(qo_indptr), _ints(kv_indptr)
-        lens = tuple(b - a for a, b in zip(kv[:-1], kv[1:], strict=True))
+        lens = tuple(b - a for a, b in itertools.pairwise(kv))
         packed, indptr = pack_masks(custom_mask, qo, lens)
         self._keep(
             _state(
@@ -423,35 +425,6 @@ def _state(
         q_dtype=dtypes[0],
         kv_dtype=dtypes[0] if dtypes[1] is None else dtypes[1],
     )
-
-
-# -- packed masks --------------------------------------------------------------------------------
-def pack_masks(
-    mask: Tensor | None, qo_indptr: tuple[int, ...], kv_lens: tuple[int, ...]
-) -> tuple[Tensor | None, Tensor | None]:
-    """segment_packbits, little bit order: every request starts on a byte. Returns bytes and their indptr."""
-    if mask is None:
-        return None, None
-    flat, packed, starts, at = mask.reshape(-1), [], [0], 0
-    for i, kv_len in enumerate(kv_lens):
-        count = (qo_indptr[i + 1] - qo_indptr[i]) * kv_len
-        packed.append(pack_bits(flat[at : at + count]))
-        starts.append(starts[-1] + packed[-1].numel())
-        at += count
-    return torch.cat(packed), torch.tensor(starts, device=mask.device)
-
-
-def pack_bits(bits: Tensor) -> Tensor:
-    """bool [n] -> uint8 [ceil(n/8)], bit b of byte j is element 8j+b."""
-    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)
-    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (padded << shifts).sum(-1).to(torch.uint8)
-
-
-def unpack_bits(packed: Tensor) -> Tensor:
-    """uint8 [n] -> bool [8n]; the inverse of pack_bits up to its padding."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed[:, None] >> shifts) & 1).bool().reshape(-1)
 
 
 def _ints(tensor: Tensor) -> tuple[int, ...]:
