@@ -50,7 +50,7 @@ def _swa_extend() -> Iterator[Row]:
 
 def _draft_extend_eager() -> Iterator[Row]:
     yield row("as reported: short prefixes, no window", *TINY, mode=DRAFT)
-    yield row("as reported, page size 1", *TINY, mode=DRAFT, page_size=1, window_left=4)
+    yield row("as reported, short window, page size 1", *TINY, mode=DRAFT, page_size=1, window_left=4)
     yield row("stale slots zeroed", *TINY, mode=DRAFT, poison="zero")
     yield row("skewed prefixes", *SKEWED, mode=DRAFT)
     yield row("skewed prefixes, window", *SKEWED, mode=DRAFT, window_left=31)
