@@ -8,6 +8,7 @@ is built, so that nothing downstream has to guess what was meant.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -186,7 +187,7 @@ class AttentionCase:
     @property
     def id(self) -> str:
         """Twelve hex digits, the same on every machine."""
-        return hashlib.sha256(self.canonical().encode()).hexdigest()[:12]
+        return _case_id(self)
 
     @property
     def name(self) -> str:
@@ -200,6 +201,12 @@ class AttentionCase:
     def from_json(body: object) -> AttentionCase:
         """The exact inverse of `to_json`. Raises CaseError on unknown fields and future versions."""
         return _from_json(body)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _case_id(case: AttentionCase) -> str:
+    # Kept, because records are sorted and looked up by it: equal cases have equal canonical text.
+    return hashlib.sha256(case.canonical().encode()).hexdigest()[:12]
 
 
 # -- validation --------------------------------------------------------------------------------

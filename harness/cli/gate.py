@@ -31,6 +31,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """The suites and case files asked for."""
+
+    suites: tuple[str, ...]
+    files: tuple[Path, ...]
+
+    @property
+    def scoped(self) -> tuple[str, ...]:
+        """The suites whose part of the baseline is judged; () is all of it, as with case files, which have none."""
+        return () if self.files else self.suites
+
+
+@dataclass(frozen=True, slots=True)
 class RunSettings:
     """How the gate runs kernels, when it does."""
 
@@ -47,6 +60,7 @@ def gate(
         str, typer.Option("--baseline", "-b", help="Name of a baseline (REPORTS/baselines/NAME.jsonl), or its file.")
     ],
     suite: Annotated[list[str] | None, typer.Option("--suite", "-s", help="Suite to run; repeatable.")] = None,
+    cases: Annotated[list[Path] | None, typer.Option("--cases", help="A case file or a folder of them.")] = None,
     records: Annotated[
         list[Path] | None,
         typer.Option("--records", help="Judge this file (or folder) of records instead of running; repeatable."),
@@ -95,7 +109,8 @@ def gate(
     - `attn-harness gate --suite smoke --baseline h200 --minutes 3`
     - `attn-harness gate --baseline h200 --records reports/run-20260914-101500-77.jsonl`
     """
-    _refuse_contradictions(suite, records, minutes, shard, factor, repeat)
+    _refuse_contradictions(bool(suite or cases), bool(records), minutes, shard, factor, repeat)
+    chosen = Choice(tuple(suite or ()), tuple(cases or ()))
     known = read_ledger(ledger or reports / "known_failures.toml")
     path = baseline_path(reports, baseline)
     old = {} if update and not path.exists() else read_baseline(path)
@@ -103,16 +118,16 @@ def gate(
     part = parse_shard(shard) if shard else None
     if records:
         loaded = load_records(records)
-        jobs = _jobs_of_suite(suite, old, loaded) if suite else ()
-        scope: Scope[Any] = scope_of_records(loaded, old, jobs, adapters=patterns, suites=suite or (), part=part)
+        jobs = _jobs_recorded(chosen, old, loaded) if suite or cases else ()
+        scope: Scope[Any] = scope_of_records(loaded, old, jobs, adapters=patterns, suites=chosen.scoped, part=part)
         found = [r for r in loaded.records if scope.wants(r.key, patterns)]
         files = tuple(map(str, records))
     else:
         scope = scope_of_jobs(
-            _jobs_to_run(suite or [], patterns, old),
+            _jobs_to_run(chosen, patterns, old),
             old,
             adapters=patterns,
-            suites=suite or (),
+            suites=chosen.scoped,
             part=part,
             budget_seconds=None if minutes is None else minutes * 60,
             table=read_fault_table(fault_table or reports / "fault_table.json"),
@@ -147,41 +162,41 @@ def gate(
 
 
 def _refuse_contradictions(
-    suite: list[str] | None,
-    records: list[Path] | None,
+    has_suite: bool,
+    has_records: bool,
     minutes: float | None,
     shard: str | None,
     factor: float,
     repeat: int,
 ) -> None:
-    if not suite and not records:
+    if not has_suite and not has_records:
         raise UsageError("say what to judge: --suite NAME runs a suite, --records FILE reads a run's records.")
-    if minutes is not None and (records or not minutes > 0):
+    if minutes is not None and (has_records or not minutes > 0):
         raise UsageError("--minutes chooses what to run: give a positive number, and no --records.")
-    if shard and not suite:
-        raise UsageError("--shard splits a suite; name it with --suite.")
+    if shard and not has_suite:
+        raise UsageError("--shard splits a suite; name it with --suite (or --cases).")
     if not factor > 0:
         raise UsageError(f"--factor is {factor}; give a positive number.")
     if repeat < 1:
         raise UsageError(f"--repeat is {repeat}; give 1 or more.")
 
 
-def _jobs_to_run(suites: list[str], patterns: tuple[str, ...], baseline: Baseline) -> list[Job]:
+def _jobs_to_run(chosen: Choice, patterns: tuple[str, ...], baseline: Baseline) -> list[Job]:
     """The suite's jobs, for the adapters named, or for those of the baseline."""
     from harness.cli.selection import make_jobs, select_adapters, select_cases
 
     adapters = patterns or tuple(sorted({entry.adapter for entry in baseline.values()}))
     if not adapters:
         raise UsageError("a new baseline needs --adapter NAME (repeatable, globs): it has none of its own yet.")
-    return make_jobs(select_adapters(adapters), select_cases(suites, ()))
+    return make_jobs(select_adapters(adapters), select_cases(chosen.suites, chosen.files))
 
 
-def _jobs_of_suite(suites: list[str], baseline: Baseline, loaded: RecordSet) -> list[Job]:
+def _jobs_recorded(chosen: Choice, baseline: Baseline, loaded: RecordSet) -> list[Job]:
     """The suite's jobs for every adapter that has records or a baseline, whether or not it can run here."""
     from harness.cli.selection import make_jobs, select_cases
 
     adapters = {entry.adapter for entry in baseline.values()} | {record.adapter for record in loaded.records}
-    return make_jobs(sorted(adapters), select_cases(suites, ()))
+    return make_jobs(sorted(adapters), select_cases(chosen.suites, chosen.files))
 
 
 def _run(

@@ -104,7 +104,7 @@ def compare(inputs: Comparison) -> GateResult:
                 changes += chain(_evidence_changes(record, entry), _growth(groups[key], entry, inputs.factor))
             elif entry is not None:
                 fixed.append(record)
-        elif record.verdict is Verdict.UNSUPPORTED or (record.verdict is Verdict.ERROR and entry is not None):
+        elif record.verdict in (Verdict.UNSUPPORTED, Verdict.ERROR):
             changes += _lost_by_verdict(record, entry)
         else:
             excuse = _excuse(record, inputs)
@@ -163,7 +163,7 @@ def _lost_by_verdict(record: Record, entry: Entry | None) -> Iterator[Change]:
     if entry is not None and entry.verdict is not Verdict.UNSUPPORTED:
         sentence = f"{record.verdict} now ({record.reason or 'no reason given'}), the baseline has {entry.verdict}"
         yield _change(ChangeKind.LOST, record, sentence)
-    elif record.verdict is Verdict.ERROR:
+    elif record.verdict is Verdict.ERROR:  # whatever the baseline says: nothing was learnt of this case
         yield _change(ChangeKind.LOST, record, f"ERROR: {record.reason or 'the harness failed'}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -36,13 +37,11 @@ def shard(jobs: Sequence[Job], index: int, count: int, seconds: Mapping[Key, flo
     typical = median(seconds.values()) if seconds else UNKNOWN_SECONDS
     keys = {(job.case.id, job.adapter) for job in jobs}
     cost = {key: seconds.get(key, typical) for key in keys}
-    load = [0.0] * count
-    held = [0] * count
+    # (seconds, jobs, part), the emptiest first; ties by jobs, so that jobs of no length are dealt out too.
+    loads = [(0.0, 0, number) for number in range(count)]
     part: dict[Key, int] = {}
     for key in sorted(keys, key=lambda k: (-cost[k], k)):
-        # Ties by how many jobs a part has: jobs of no length are dealt out too.
-        emptiest = min(range(count), key=lambda p: (load[p], held[p], p))
-        part[key] = emptiest
-        load[emptiest] += cost[key]
-        held[emptiest] += 1
+        load, held, number = loads[0]
+        part[key] = number
+        heapq.heapreplace(loads, (load + cost[key], held + 1, number))
     return [job for job in jobs if part[job.case.id, job.adapter] == index - 1]

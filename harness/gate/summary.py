@@ -54,7 +54,7 @@ def gate_lines(result: GateResult, text: GateText) -> Iterator[str]:
     for note in result.notes:
         yield f"  {note}"
     if text.unanswered:
-        yield f"  {text.unanswered} of {text.planned} planned cases have no record: the run was killed, or still goes on"
+        yield f"  {text.unanswered} of {text.planned} planned cases have no record: the run was killed or still runs"
     if text.left_out:
         yield f"  {text.left_out} cases were left out, for time or on purpose; they are not judged"
     for (case_id, adapter), entry in result.not_launched[:SHOWN]:
