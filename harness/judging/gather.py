@@ -1,20 +1,34 @@
-"""Which evidence a case is given, and gathering it."""
+"""Which evidence a case is given, and gathering it.
+
+    default       the case's own data against its row bound, LSE, FLAT and one more certificate
+    certificate   the same with every certificate that applies
+    bound         the case's own data against its row bound, and LSE
+    atol          the case's own data under a flat tolerance, and LSE
+
+The flat tolerance is always reported; it decides only where it is all there is, or was asked for.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from cases.batch import AttentionBatch
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase, Poison
 from harness.adapters.protocol import Adapter, AttentionOutput
-from harness.judging.compare import compare_lse, compare_output
-from harness.judging.tolerances import default_atol
+from harness.judging.certify import chosen_recipes, judge_certificate
+from harness.judging.compare import compare_bound, compare_lse, compare_output
+from harness.judging.tolerances import default_atol, lse_tolerance
+from harness.judging.traits import kernel_traits, row_sum_traits
 from harness.running.options import RunOptions
 from harness.verdict import Evidence
+from references.certificates import RECIPES
+from references.error_bounds import lse_bounds, row_bounds
 from references.golden import golden_attention
 
 
@@ -23,6 +37,7 @@ class Runs(Protocol):
 
     case: AttentionCase
     adapter: Adapter
+    device: torch.device
 
     def run(self, data: LogicalData | None, poison: Poison) -> tuple[AttentionBatch, AttentionOutput]: ...
 
@@ -43,16 +58,37 @@ class Outcome:
 
 def gather_evidence(runs: Runs, options: RunOptions, poison: Poison) -> Outcome:
     """Run the adapter as often as the evidence asked for needs, and judge each output."""
+    atol = default_atol(runs.case.dtype) if options.atol is None else options.atol
+    own = _own_data(runs, options, poison, atol)
+    certificates = _certificates(runs, options, poison) if options.evidence in ("default", "certificate") else []
+    return Outcome((*own, *certificates), own[0].measure.get("max_abs_diff"), atol)
+
+
+def _own_data(runs: Runs, options: RunOptions, poison: Poison, atol: float) -> list[Evidence]:
+    """The flat comparison first, then the row bound and the LSE, on the case's own data."""
     case, adapter = runs.case, runs.adapter
-    atol = default_atol(case.dtype) if options.atol is None else options.atol
     batch, output = runs.run(None, poison)
-    golden = golden_attention(case, batch.data)
+    traits = kernel_traits(adapter)
+    golden = golden_attention(case, batch.data, moments=True)
     flat = compare_output(case, output.out, golden.out, atol)
-    evidence = [
-        flat,
-        compare_lse(case, output.lse, _golden_lse(adapter, batch, golden.lse), adapter.lse_base, adapter.empty_row),
-    ]
-    return Outcome(tuple(evidence), flat.measure.get("max_abs_diff"), atol)
+    golden_lse = _golden_lse(adapter, batch, golden.lse)
+    tolerance = lse_tolerance(golden_lse, lse_bounds(case, batch.data, golden, row_sum_traits(adapter)))
+    lse = compare_lse(case, output.lse, golden_lse, tolerance, adapter.lse_base, adapter.empty_row)
+    if options.evidence == "atol":
+        return [flat, lse]
+    flat = dataclasses.replace(flat, decides=options.atol is not None or "not_finite" in flat.measure)
+    bounds = row_bounds(case, batch.data, golden, traits)
+    return [flat, compare_bound(case, output.out, golden.out, bounds), lse]
+
+
+def _certificates(runs: Runs, options: RunOptions, poison: Poison) -> list[Evidence]:
+    traits = kernel_traits(runs.adapter)
+    names, evidence = chosen_recipes(runs.case, traits, every=options.evidence == "certificate")
+    for name in names:
+        built = RECIPES[name].build(runs.case, runs.device)
+        batch, output = runs.run(built.data, poison)
+        evidence.append(judge_certificate(name, batch, built, output, runs.adapter.lse_base, traits))
+    return evidence
 
 
 def _golden_lse(adapter: Adapter, batch: AttentionBatch, with_sink: Tensor) -> Tensor:

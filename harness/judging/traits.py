@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from harness.adapters.protocol import Adapter, declared
 from references.traits import KernelTraits
 
@@ -13,3 +15,8 @@ def kernel_traits(adapter: Adapter) -> KernelTraits:
         lse_base=str(adapter.lse_base),
         lse_includes_sink=adapter.lse_includes_sink,
     )
+
+
+def row_sum_traits(adapter: Adapter) -> KernelTraits:
+    """The same for the LSE, where what counts is the dtype that the softmax denominator adds up."""
+    return dataclasses.replace(kernel_traits(adapter), p_dtype=declared(adapter, "row_sum_dtype"))

@@ -22,7 +22,7 @@ from harness.adapters.protocol import Adapter, AttentionOutput
 from harness.judging.gather import Outcome, gather_evidence
 from harness.record import Record
 from harness.running.options import RunOptions
-from harness.verdict import Evidence, Verdict
+from harness.verdict import Verdict
 
 
 class AdapterFailure(Exception):
@@ -144,16 +144,20 @@ def _judge(examiner: Examiner, options: RunOptions, level: Poison, outcome: Outc
             return _filled(
                 record, outcome, Verdict.POISONED, f"right with zeroed unused slots, else: {first.message}", zeroed
             )
-        return _filled(record, outcome, Verdict.WRONG, _first_reason(zeroed.failures), zeroed)
+        return _filled(record, outcome, Verdict.WRONG, _first_reason(zeroed), zeroed)
     if outcome.failures:
-        return _filled(record, outcome, Verdict.WRONG, _first_reason(outcome.failures), outcome)
+        return _filled(record, outcome, Verdict.WRONG, _first_reason(outcome), outcome)
     if not any(e.passed for e in outcome.evidence if e.decides):
         return _filled(record, outcome, Verdict.ERROR, "no evidence applied to this case", outcome)
     return _filled(record, outcome, Verdict.PASS, "", outcome)
 
 
-def _first_reason(failures: tuple[Evidence, ...]) -> str:
-    return failures[0].message
+def _first_reason(outcome: Outcome) -> str:
+    """The first failure, and the figure that people quote."""
+    first = outcome.failures[0].message
+    if outcome.max_abs_diff is None or "max-abs-diff" in first:
+        return first
+    return f"{first} (max-abs-diff {outcome.max_abs_diff:.4g})"
 
 
 def _filled(record: Record, outcome: Outcome, verdict: Verdict, reason: str, figures: Outcome) -> Record:

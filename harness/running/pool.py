@@ -23,6 +23,7 @@ from harness.running.options import Job, RunOptions
 from harness.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
+END: dict[str, Any] = {"end": True}
 START_LIMIT = 300.0  # seconds for a worker to import its libraries and answer
 
 
@@ -41,7 +42,7 @@ class WorkerProcess:
         if threads is not None:
             self.environment["ATTN_HARNESS_THREADS"] = str(threads)
         self._process: subprocess.Popen[str] | None = None
-        self._replies: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.cases_since_start = 0
 
@@ -105,9 +106,9 @@ class WorkerProcess:
             limit = options.prepare_limit if stage in ("start", "prepare") else options.time_limit
             reply = self._next_reply(limit)
             if reply is None:
-                if self._process is not None and self._process.poll() is None:
-                    self.stop()
-                    return lost.replace(verdict=Verdict.TIMEOUT, reason=f"no answer within {limit:g} s in {stage}")
+                self.stop()
+                return lost.replace(verdict=Verdict.TIMEOUT, reason=f"no answer within {limit:g} s in {stage}")
+            if reply is END:
                 return self._lost(lost, stage)
             if "stage" in reply:
                 stage = reply["stage"]
@@ -141,15 +142,16 @@ class WorkerProcess:
         return True
 
     @staticmethod
-    def _listen(process: subprocess.Popen[str], replies: queue.Queue[dict[str, Any] | None]) -> None:
+    def _listen(process: subprocess.Popen[str], replies: queue.Queue[dict[str, Any]]) -> None:
         assert process.stdout is not None
         # ValueError: the pipe was closed under us, or a dying process cut its last line short.
         with contextlib.suppress(ValueError):
             for line in process.stdout:
                 replies.put(json.loads(line))
-        replies.put(None)
+        replies.put(END)
 
     def _next_reply(self, limit: float) -> dict[str, Any] | None:
+        """The next message, END once the worker has closed its pipe, or None after `limit` seconds."""
         try:
             return self._replies.get(timeout=limit)
         except queue.Empty:

@@ -9,10 +9,12 @@ from cases import AttentionCase, Request
 from cases.recipes import make_data
 from harness.adapters.protocol import EmptyRow, LseBase
 from harness.judging.compare import compare_lse, compare_output
+from harness.judging.tolerances import lse_tolerance
 from references.golden import golden_attention
 
 CASE = AttentionCase(requests=(Request(4, 2), Request(0, 3)), num_qo_heads=4, num_kv_heads=2)
 GOLDEN = golden_attention(CASE, make_data(CASE, "cpu"))
+TOLERANCE = lse_tolerance(GOLDEN.lse, torch.zeros_like(GOLDEN.lse))
 
 
 def test_right_output_passes() -> None:
@@ -43,7 +45,7 @@ def test_worst_place_is_named() -> None:
 
 def test_lse_is_converted_by_its_base() -> None:
     log2 = GOLDEN.lse / math.log(2)
-    arguments = (GOLDEN.lse, LseBase.LOG2, EmptyRow.ZERO_MINUS_INF)
+    arguments = (GOLDEN.lse, TOLERANCE, LseBase.LOG2, EmptyRow.ZERO_MINUS_INF)
     assert compare_lse(CASE, log2, *arguments).passed
     assert compare_lse(CASE, GOLDEN.lse, *arguments).passed is False
 
@@ -51,7 +53,7 @@ def test_lse_is_converted_by_its_base() -> None:
 def test_lse_off_by_one_key_of_six_fails() -> None:
     off = GOLDEN.lse.clone()
     off[1, 0] += 2e-3
-    assert compare_lse(CASE, off, GOLDEN.lse, LseBase.NATURAL, EmptyRow.ZERO_MINUS_INF).passed is False
+    assert compare_lse(CASE, off, GOLDEN.lse, TOLERANCE, LseBase.NATURAL, EmptyRow.ZERO_MINUS_INF).passed is False
 
 
 @pytest.mark.parametrize(
@@ -68,4 +70,4 @@ def test_lse_off_by_one_key_of_six_fails() -> None:
 def test_empty_rows_follow_the_declaration(declared: EmptyRow, given: float, passed: bool) -> None:
     golden, lse = GOLDEN.lse.clone(), GOLDEN.lse.clone()
     golden[2], lse[2] = -math.inf, given
-    assert compare_lse(CASE, lse, golden, LseBase.NATURAL, declared).passed is passed
+    assert compare_lse(CASE, lse, golden, TOLERANCE, LseBase.NATURAL, declared).passed is passed
