@@ -152,6 +152,8 @@ def _within_budget(pairs: list[tuple[int, int]], bounds: Profile, fields: dict[s
     scores = bounds.max_scores // fields["num_qo_heads"]
     keys = bounds.max_kv_elements // (fields["num_kv_heads"] * (fields["head_dim_qk"] + fields["head_dim_vo"]))
     kept: list[Request] = []
+    if not any(extend for _, extend in pairs):
+        pairs = [*pairs[:-1], (pairs[-1][0], 1)]
     for prefix, extend in pairs:
         left = len(pairs) - len(kept)  # leave a fair share to those that follow
         extend = min(extend, max(1, min(keys // left, int((scores // left) ** 0.5))))
@@ -160,8 +162,6 @@ def _within_budget(pairs: list[tuple[int, int]], bounds: Profile, fields: dict[s
         kept.append(Request(prefix, extend))
         keys -= prefix + extend
         scores -= extend * (prefix + extend)
-    if not any(request.extend_len for request in kept):
-        kept[-1] = Request(kept[-1].prefix_len, 1)
     return tuple(kept)
 
 
