@@ -28,7 +28,7 @@ def without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     from harness.running import runner
     from harness.running.examine import examine
 
-    def run_jobs(jobs, options, on_record: Callable[[Record], None], **ignored: object) -> None:
+    def run_jobs(jobs, options, on_record: Callable[[Record], None], **_: object) -> None:
         for job in jobs:
             record = examine(job.case, load_adapter(job.adapter), options, torch.device("cpu"))
             on_record(record.replace(suite=job.suite, versions={"torch": torch.__version__}, device="cpu"))

@@ -46,7 +46,7 @@ def a_record(
     if ratio is not None:
         evidence.append(Evidence("bound", ratio <= 1, {"ratio": ratio}))
     if residual is not None:
-        evidence.append(Evidence("certificate/flat", certificate, {"residual": residual}))
+        evidence.append(Evidence("certificate/flat", certificate, {"s_max": residual, "n_max": residual / 2}))
     record = Record(
         a_case(case) if isinstance(case, int) else case,
         adapter,

@@ -62,7 +62,7 @@ def test_its_lines_are_sorted_so_that_two_differ_where_they_differ(tmp_path: Pat
         (lambda lines: [*lines[:-1], "[]"], "line 3 is no JSON object"),
         (lambda lines: [*lines[:-1], lines[-1].replace('"runs":1,', "")], "has no field 'runs'"),
         (lambda lines: [*lines[:-1], lines[-1].replace('"PASS"', '"FINE"')], "'FINE'"),
-        (lambda lines: [], "no baseline_version"),
+        (lambda _: [], "no baseline_version"),
     ],
 )
 def test_a_broken_baseline_is_one_sentence(tmp_path: Path, break_it, said: str) -> None:

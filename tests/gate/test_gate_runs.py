@@ -20,12 +20,12 @@ ADAPTER = f"{Path(__file__).with_name('switchable.py')}:Switchable"
 WINDOWED = AttentionCase(requests=(Request(9, 3),), window_left=4, page_size=4)
 CASES = (WINDOWED, WINDOWED.replace(window_left=None), WINDOWED.replace(requests=(Request(0, 5),), window_left=None))
 
-LEDGER = f"""
+LEDGER = """
 format_version = 1
 [[known]]
 adapter = "*:Switchable"
-versions = {{ torch = ">=2" }}
-case = {{ window_left = "set" }}
+versions = { torch = ">=2" }
+case = { window_left = "set" }
 verdict = "WRONG"
 upstream = "example/kernel#1"
 reason = "the window is one key too long"

@@ -1,0 +1,43 @@
+"""The report as one HTML file: no network, no other file, readable on paper."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from datetime import UTC, datetime
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from harness.report.model import ReportInput, build_model
+
+SCRIPTS = ("core.js", "plots.js", "picture.js", "findings.js", "tables.js", "page.js")
+
+
+def render_report(inputs: ReportInput) -> str:
+    """The whole page. What the scripts show travels compressed, as text that no browser takes for markup."""
+    model = build_model(inputs)
+    packed = base64.b64encode(zlib.compress(json.dumps(model, separators=(",", ":")).encode(), 9)).decode()
+    return _render(
+        "report.html.j2",
+        title=inputs.title,
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        data=packed,
+        scripts=Markup("\n").join(_static(name) for name in SCRIPTS),
+        model=model,
+        records=len(model["records"]["case"]),
+    )
+
+
+def _static(name: str) -> Markup:
+    """A file of ours, to be put into the page as it is."""
+    return Markup(resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8"))
+
+
+def _render(template: str, **values: Any) -> str:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    source = resources.files(__package__).joinpath("templates", template).read_text(encoding="utf-8")
+    return environment.from_string(source).render(style=_static("report.css"), **values)
