@@ -1,11 +1,12 @@
 """What a fault is: a named, known way for an attention path to be wrong.
 
-A fault is a value. It acts in one of three places, and at least one of the functions is given:
+A fault is a value. It acts in one of these places, and at least one of the functions is given:
 
 - `on_plan(plan, batch)`: returns a changed copy of an adapter's typed plan, or None where it does
   not fit that plan. It works on emulated and on real kernels alike.
 - `on_kernel(hooks)`: installs itself in the hooks of the emulated kernels (harness/emulation/hooks.py).
-- `on_reference`: how the reference's answer changes, for diagnosis (harness/diagnosis/).
+
+Both may be given: a fault that lives in the planning of one path and in the kernels of another.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatch
 from typing import Any
 
 from cases.batch import AttentionBatch
@@ -48,9 +50,16 @@ def never_blind(case: AttentionCase) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """name: kebab-case. summary: one line, in attention terms. reports: FAULTS.md-style public
-    references ("sglang PR #26513"). blind: why a case cannot tell the fault from the truth, or None.
-    is_control: an equivalent mutant; nothing may fire."""
+    """A named fault.
+
+    name:       kebab-case
+    summary:    one line, in attention terms
+    reports:    public references it stands for ("sglang PR #26513")
+    blind:      why a case cannot tell the fault from the truth, or None
+    is_control: an equivalent mutant; nothing may fire
+    adapters:   globs over names of the adapters where it makes sense
+    smallest:   the smallest case known to show it
+    """
 
     name: str
     fault_class: FaultClass
@@ -60,3 +69,51 @@ class Fault:
     on_kernel: Callable[..., Any] | None = None
     blind: Callable[[AttentionCase], str | None] = never_blind
     is_control: bool = False
+    adapters: tuple[str, ...] = ("*",)
+    smallest: AttentionCase | None = None
+
+    def fits(self, adapter: str) -> bool:
+        """True if the fault makes sense for an adapter of this name."""
+        return any(fnmatch(adapter, pattern) for pattern in self.adapters)
+
+
+def compose(*faults: Fault) -> Fault:
+    """Several faults at once, named a+b.
+
+    Kernel faults install in turn, plan faults change the plan in turn; one that does not fit a plan leaves
+    it alone, and only if none fits does the whole not fit. Blind where every one of them is.
+    """
+    if len(faults) < 2:
+        raise ValueError(f"compose takes two faults or more, got {len(faults)}.")
+    planning = [fault.on_plan for fault in faults if fault.on_plan is not None]
+    in_kernel = [fault.on_kernel for fault in faults if fault.on_kernel is not None]
+
+    def on_plan(plan: Any, batch: AttentionBatch) -> Any:
+        changed = None
+        for change in planning:
+            result = change(plan if changed is None else changed, batch)
+            changed = changed if result is None else result
+        return plan if changed is None and in_kernel else changed
+
+    def on_kernel(hooks: Any) -> None:
+        for install in in_kernel:
+            install(hooks)
+
+    def blind(case: AttentionCase) -> str | None:
+        reasons = [fault.blind(case) for fault in faults]
+        return None if None in reasons else "; ".join(dict.fromkeys(str(reason) for reason in reasons))
+
+    classes = {fault.fault_class for fault in faults}
+    choosy = [fault.adapters for fault in faults if fault.adapters != ("*",)]
+    common = tuple(p for p in (choosy[0] if choosy else ("*",)) if all(p in patterns for patterns in choosy))
+    return Fault(
+        name="+".join(fault.name for fault in faults),
+        fault_class=classes.pop() if len(classes) == 1 else FaultClass.OTHER,
+        summary=" and ".join(fault.summary.rstrip(".") for fault in faults),
+        reports=tuple(dict.fromkeys(report for fault in faults for report in fault.reports)),
+        on_plan=on_plan if planning else None,
+        on_kernel=on_kernel if in_kernel else None,
+        blind=blind,
+        is_control=all(fault.is_control for fault in faults),
+        adapters=common or tuple(dict.fromkeys(pattern for patterns in choosy for pattern in patterns)),
+    )
