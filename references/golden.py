@@ -11,6 +11,7 @@ or the sink if there is one.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from cases.ragged import Rows
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase
+from references.moments import MomentSums, RowMoments, concatenate
 from references.visibility import visible_interval, visible_mask
 
 CHUNK_SCORES = 1 << 25  # scores in flight per chunk: 256 MiB of fp64
@@ -27,17 +29,19 @@ CHUNK_SCORES = 1 << 25  # scores in flight per chunk: 256 MiB of fp64
 @dataclass(frozen=True, slots=True)
 class GoldenOutput:
     """out: fp64 [total_q, num_qo_heads, head_dim_vo]; lse: fp64 [total_q, num_qo_heads], natural,
-    the sink included where there is one."""
+    the sink included where there is one; moments: what error bounds need, if asked for."""
 
     out: Tensor
     lse: Tensor
+    moments: RowMoments | None = None
 
 
-def golden_attention(case: AttentionCase, data: LogicalData) -> GoldenOutput:
-    """The exact answer of `case` on `data`, up to fp64 rounding."""
+def golden_attention(case: AttentionCase, data: LogicalData, *, moments: bool = False) -> GoldenOutput:
+    """The exact answer of `case` on `data`, up to fp64 rounding. `moments` costs about as much again."""
     device = data.q.device
     out = torch.zeros((case.total_q, case.num_qo_heads, case.head_dim_vo), dtype=torch.float64, device=device)
     lse = torch.full((case.total_q, case.num_qo_heads), -torch.inf, dtype=torch.float64, device=device)
+    parts: list[RowMoments] = []
     q_start = kv_start = 0
     for i, request in enumerate(case.requests):
         k = data.k[kv_start : kv_start + request.kv_len]
@@ -47,11 +51,13 @@ def golden_attention(case: AttentionCase, data: LogicalData) -> GoldenOutput:
             stop = min(request.extend_len, start + rows_per_chunk)
             at = slice(q_start + start, q_start + stop)
             position = torch.arange(start, stop, device=device) + request.prefix_len
-            rows = Rows(torch.full_like(position, i), position)
-            out[at], lse[at] = _chunk(case, data.q[at], k, v, *visible_interval(case, rows), data.sinks)
+            interval = visible_interval(case, Rows(torch.full_like(position, i), position))
+            boundary = request.prefix_len if moments else None
+            out[at], lse[at], extra = _chunk(case, data.q[at], k, v, *interval, data.sinks, boundary)
+            parts += [] if extra is None else [extra]
         q_start += request.extend_len
         kv_start += request.kv_len
-    return GoldenOutput(out, lse)
+    return GoldenOutput(out, lse, concatenate(parts) if moments else None)
 
 
 def _keys_per_row(case: AttentionCase, kv_len: int) -> int:
@@ -68,17 +74,28 @@ def scores(case: AttentionCase, q: Tensor, k: Tensor) -> Tensor:
 
 
 def _chunk(
-    case: AttentionCase, q: Tensor, k: Tensor, v: Tensor, first: Tensor, last: Tensor, sinks: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """out [rows, Hq, dv] and lse [rows, Hq] of some rows of one request, keys streamed."""
+    case: AttentionCase,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first: Tensor,
+    last: Tensor,
+    sinks: Tensor | None,
+    boundary: int | None,
+) -> tuple[Tensor, Tensor, RowMoments | None]:
+    """out [rows, Hq, dv] and lse [rows, Hq] of some rows of one request, keys streamed.
+
+    `boundary`: where leg 1 ends (the prefix length), to gather moments; None: no moments.
+    """
     rows, hkv, group = q.shape[0], case.num_kv_heads, case.group_size
     low, high = int(first.min()), int(last.max())
     step = max(1, CHUNK_SCORES // max(1, rows * case.num_qo_heads))
     top = torch.full((hkv, group, rows, 1), -torch.inf, dtype=torch.float64, device=q.device)
     total = torch.zeros_like(top)
     acc = torch.zeros((hkv, group, rows, case.head_dim_vo), dtype=torch.float64, device=q.device)
-    for begin in range(low, high, step):
-        end = min(high, begin + step)
+    sums = None if boundary is None else MomentSums(case, q, rows)
+    leg = acc
+    for begin, end in _key_chunks(low, high, step, boundary):
         mask = visible_mask(first, last, torch.arange(begin, end, device=q.device))
         s = scores(case, q, k[begin:end]).masked_fill(~mask, -torch.inf)
         new_top = torch.maximum(top, s.amax(-1, keepdim=True))
@@ -86,13 +103,30 @@ def _chunk(
         p = torch.exp(s - shift)
         keep = torch.exp(top - shift)
         total = total * keep + p.sum(-1, keepdim=True)
+        if sums is not None:
+            sums.add(p, keep, s, k[begin:end], v[begin:end])
+            leg = leg * keep
         acc = acc * keep + torch.matmul(p, v[begin:end].double().permute(1, 0, 2)[:, None])
+        if boundary is not None and end <= boundary:
+            leg = acc
         top = new_top
     lse = top + torch.log(total)
+    mass = (total > 0).double()
     if sinks is not None:
         with_sink = torch.logaddexp(lse, sinks.double().view(hkv, group, 1, 1))
-        acc = acc * torch.exp(lse - with_sink).nan_to_num(0.0)
+        mass = torch.exp(lse - with_sink).nan_to_num(0.0)
         lse = with_sink
-    weight = torch.where(total > 0, 1 / total, torch.zeros_like(total)) * case.v_scale
+    weight = torch.where(total > 0, mass / total, torch.zeros_like(total)) * case.v_scale
+    extra = None if sums is None else sums.finish(top, lse, mass, leg * weight)
     out = (acc * weight).permute(2, 0, 1, 3).reshape(rows, case.num_qo_heads, -1)
-    return out, lse.permute(2, 0, 1, 3).reshape(rows, case.num_qo_heads)
+    return out, lse.permute(2, 0, 1, 3).reshape(rows, case.num_qo_heads), extra
+
+
+def _key_chunks(low: int, high: int, step: int, boundary: int | None) -> list[tuple[int, int]]:
+    """Ranges of at most `step` keys that cover low..high and do not straddle `boundary`."""
+    cuts = [low, high] if boundary is None or not low < boundary < high else [low, boundary, high]
+    return [
+        (begin, min(stop, begin + step))
+        for start, stop in itertools.pairwise(cuts)
+        for begin in range(start, stop, step)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # Largest relative error of rounding to nearest, for normal numbers.
@@ -30,6 +31,8 @@ class KernelTraits:
     lse_base:          "natural" or "log2": where the fp32 LSE was rounded (judges take it in natural units)
     lse_includes_sink: the returned LSE counts the sink
     tanh_error:        relative error of the kernel's tanh, for softcap
+    dequantises_kv:    fp8 keys and values are multiplied by k_scale and v_scale and rounded to the dtype of q
+                       before use, instead of scaling scores and output
     """
 
     merge_legs: int = 1
@@ -38,7 +41,13 @@ class KernelTraits:
     lse_base: str = "natural"
     lse_includes_sink: bool = True
     tanh_error: float = HARDWARE_TANH
+    dequantises_kv: bool = False
 
     def p_roundoff(self, dtype: str) -> float:
         """Unit roundoff of P for a case whose q has `dtype`."""
         return UNIT_ROUNDOFF[dtype if self.p_dtype == "input" else self.p_dtype]
+
+
+def is_power_of_two(value: float) -> bool:
+    """Multiplying by it rounds nothing."""
+    return math.frexp(value)[0] == 0.5

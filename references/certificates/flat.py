@@ -106,9 +106,7 @@ def build(case: AttentionCase, device: torch.device | str) -> CertificateData:
     )
 
 
-def flat_inputs(
-    case: AttentionCase, codes: Tensor, sinks: Tensor | None, device: torch.device | str
-) -> LogicalData:
+def flat_inputs(case: AttentionCase, codes: Tensor, sinks: Tensor | None, device: torch.device | str) -> LogicalData:
     """q = 0 and K of random signs: a query read from elsewhere (a new row's K, say) would show."""
     rows = kv_rows(case, device)
     q = torch.zeros((case.total_q, case.num_qo_heads, case.head_dim_qk), dtype=torch_dtype(case.dtype), device=device)

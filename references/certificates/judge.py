@@ -27,7 +27,7 @@ from cases.recipes import torch_dtype
 from cases.schema import AttentionCase
 from references.certificates.base import THRESHOLD, CertificateData, CertificateResult
 from references.certificates.exact import Sums
-from references.traits import UNIT_ROUNDOFF, KernelTraits
+from references.traits import UNIT_ROUNDOFF, KernelTraits, is_power_of_two
 
 BUDGET = 0.1
 CHAIN_BUDGET = 0.25  # more than two legs: every plain column would pass BUDGET
@@ -103,14 +103,10 @@ def _rounding(case: AttentionCase, code: Tensor, weight: Tensor) -> Tensor:
     value = code * case.v_scale / weight
     exact = value.to(torch_dtype(case.dtype)).double() == value
     rounding = torch.where(exact, 0.0, code.abs() * UNIT_ROUNDOFF[case.dtype])
-    if case.kv_dtype != case.dtype and not _power_of_two(case.v_scale):
-        # A kernel may dequantise V first: +-v_scale then rounds, for all keys alike.
+    if not is_power_of_two(case.v_scale):
+        # Dequantised V rounds +-v_scale, for all keys alike; a rounded output times v_scale rounds again.
         rounding = rounding + code.abs() * UNIT_ROUNDOFF[case.dtype]
     return rounding
-
-
-def _power_of_two(value: float) -> bool:
-    return math.frexp(value)[0] == 0.5
 
 
 def score_error(case: AttentionCase, traits: KernelTraits) -> float:
@@ -118,7 +114,7 @@ def score_error(case: AttentionCase, traits: KernelTraits) -> float:
     error = 0.0
     if case.logits_soft_cap is not None:
         error += traits.tanh_error
-    if case.kv_dtype != case.dtype and not _power_of_two(case.k_scale):
+    if traits.dequantises_kv and not is_power_of_two(case.k_scale):
         error += UNIT_ROUNDOFF[case.dtype]
     return error
 
@@ -153,8 +149,7 @@ def _largest(values: Tensor, mask: Tensor) -> float:
     """The largest judged value; not a number counts as infinite."""
     if not bool(mask.any()):
         return 0.0
-    worst = float(values[mask].nan_to_num(nan=torch.inf).max())
-    return worst
+    return float(values[mask].nan_to_num(nan=torch.inf).max())
 
 
 def _explain(

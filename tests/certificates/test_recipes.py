@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from cases.schema import AttentionCase, KvLayout, PageOrder, Request
 from references.certificates import RECIPES, applicable
-
 from tests.certificates.emulator import Kernel
 from tests.certificates.faults import FAULTS
 from tests.certificates.running import certify, traits_of
@@ -63,7 +63,7 @@ def test_a_right_kernel_passes(name: str, case: str, kernel: str) -> None:
 
 
 # Why a recipe does not apply to some of CASES. A refusal that is not listed here fails the test above.
-OUTSIDE: dict[str, tuple[str, ...]] = {name: () for name in RECIPES}
+OUTSIDE: dict[str, tuple[str, ...]] = dict.fromkeys(RECIPES, ())
 
 
 def shown_by(name: str, fault: str, expect: bool) -> tuple[int, list[str]]:

@@ -1,0 +1,170 @@
+"""How far a right kernel may be from golden attention, element by element.
+
+Let p_k be the exact weights, o = sum p_k v_k the exact row, u_p and u_o the unit roundoffs of P and
+of the output. A kernel computes fp32 scores, P = exp(s - m) rounded to its dtype, P @ V in fp32,
+divides by the fp32 row sum, and rounds. Its errors:
+
+1. *P rounded*, p_k -> p_k (1 + d_k) with |d_k| <= u_p:
+
+       sum p_k d_k v_k = sum p_k d_k (v_k - o)  +  o sum p_k d_k
+
+   The second term is at most u_p |o|. (It vanishes where the row sum is of rounded P.) The first is at
+   most u_p sum p_k |v_k - o| (det). The d_k of random data do not know v, so it is also a sum of independent
+   terms with standard deviation sigma * u_p * sqrt(sum p_k^2 (v_k - o)^2), and C1 = 6 of those (stat).
+   For a mantissa m in [1, 2) distributed as 1/m (scores spread over a factor of e or more),
+   sigma^2 = E[1/m^2] / 3 = (3/4) / (2 ln 2) / 3, sigma = 0.425, so C1 = 2.55.
+2. *Output rounded*: u_o |o|; once more where the output is multiplied by a v_scale that is no power of two.
+3. *Two legs merged* from partial outputs o1, o2 rounded to the output dtype, a the mass of leg 1:
+   u_o (a |o1| + (1 - a) |o2|). With l > 2 legs cut at unknown places, (l - 1) u_o sum p_k |v_k|.
+4. *fp32 arithmetic*: scores are off by at most about 2^-23 sum_d |scale q_d k_d|, weights by that
+   relatively; the sum, its reciprocal, the exponential and the merge weights take a few roundings more:
+   eps sum p_k |v_k|, eps = 2^-23 (FP32_ROUNDINGS + max_k sum_d |scale q_d k_d|).
+5. *Underflow of P* below the smallest normal number of its dtype, where the rounding is absolute: |e_k| <= f p_max
+   with f half the spacing of subnormals (fp16 2^-25, e4m3 2^-10, e5m2 2^-17; P <= 1). As in 1,
+   sum e_k v_k = sum e_k (v_k - o) + o sum e_k, at most
+   C_UNDERFLOW f p_max sqrt(n) (max|v| + |o|) + |o| min(1, n f p_max); the first factor takes the e_k to
+   be independent of v. Kernels that scale P up first (FlashAttention 3's fp8 path, by 2^8) stay further inside.
+6. *Softcap* by a tanh of relative error t: scores are off by t |s|, weights relatively by that: u_p grows
+   by t max|s|, in both forms. The same for keys dequantised to the input dtype before Q @ K.
+
+    bound = min(stat, det), the sum of these
+
+Each constant was compared with emulated kernels over drawn cases (tests/certificates/study.py): the
+largest error/bound seen stands beside it. The statistical form needs V that does not know how P rounds, which
+holds for the data recipes in cases/recipes.py and not for crafted data; set statistical=False there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cases.ragged import query_rows
+from cases.recipes import LogicalData
+from cases.schema import AttentionCase
+from references.golden import GoldenOutput, golden_attention
+from references.moments import RowMoments
+from references.traits import UNIT_ROUNDOFF, KernelTraits, is_power_of_two
+from references.visibility import visible_count
+
+C1 = 2.55
+C_UNDERFLOW = 6.0
+FP32_ROUNDINGS = 8.0
+LSE_ROUNDINGS = 4.0  # of the LSE itself: logarithm, maximum added, merge, change of base
+UNDERFLOW = {"float16": 2.0**-25, "float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}
+OUTPUT_FLOOR = {"float16": 2.0**-25}  # half the spacing of subnormal outputs
+
+
+def row_bounds(
+    case: AttentionCase,
+    data: LogicalData,
+    golden: GoldenOutput,
+    traits: KernelTraits,
+    *,
+    statistical: bool = True,
+) -> Tensor:
+    """fp64 [total_q, num_qo_heads, head_dim_vo]: a right kernel's |out - golden.out| stays within it.
+
+    `golden` best comes with moments; without, they cost another pass. Rows that see no key get 0:
+    what they hold is the adapter's to declare.
+    """
+    moments = _moments(case, data, golden)
+    out = golden.out
+    size = out.abs()
+    u_out = UNIT_ROUNDOFF[case.dtype]
+    u_p = (traits.p_roundoff(case.dtype) + _score_error(case, moments, traits))[..., None]
+    spread = moments.spread(out)
+    if statistical:
+        spread = torch.minimum(spread, C1 * moments.squared_spread(out).sqrt())
+    bound = u_p * (spread + size * moments.mass[..., None])
+    bound += u_out * size * _output_roundings(case)
+    bound += _merge_term(traits, golden.out, moments) * u_out
+    bound += _dequantised_values(case, moments, traits, statistical)
+    bound += _fp32_error(moments)[..., None] * moments.magnitude()
+    bound += _underflow(case, out, moments, traits)
+    return bound + (size > 0) * OUTPUT_FLOOR.get(case.dtype, 0.0)
+
+
+def lse_bounds(case: AttentionCase, data: LogicalData, golden: GoldenOutput, traits: KernelTraits) -> Tensor:
+    """fp64 [total_q, num_qo_heads]: the same for the natural LSE, +0 for rows that see no key.
+
+    The row sum is at most u_p off where it adds rounded P (C1 u_p sqrt(sum p^2) statistically); scores
+    and the LSE's own roundings as in the module's text.
+    """
+    moments = _moments(case, data, golden)
+    p_error = traits.p_roundoff(case.dtype) * torch.clamp(C1 * moments.p2.sqrt(), max=1.0) * moments.mass
+    p_error += UNDERFLOW.get(_p_dtype(case, traits), 0.0) * moments.p_max * _count(case, golden.out.device)
+    lse = golden.lse.nan_to_num(posinf=0.0, neginf=0.0).abs().clamp(min=1.0)
+    own = LSE_ROUNDINGS * UNIT_ROUNDOFF["float32"] * lse
+    return (p_error + _score_error(case, moments, traits) + _fp32_error(moments) + own) * (moments.mass > 0)
+
+
+def _moments(case: AttentionCase, data: LogicalData, golden: GoldenOutput) -> RowMoments:
+    if golden.moments is not None:
+        return golden.moments
+    moments = golden_attention(case, data, moments=True).moments
+    assert moments is not None
+    return moments
+
+
+def _p_dtype(case: AttentionCase, traits: KernelTraits) -> str:
+    return case.dtype if traits.p_dtype == "input" else traits.p_dtype
+
+
+def _score_error(case: AttentionCase, moments: RowMoments, traits: KernelTraits) -> Tensor:
+    """fp64 [total_q, Hq]: absolute error of scores beyond fp32 arithmetic (softcap, dequantised keys)."""
+    relative = 0.0 if case.logits_soft_cap is None else traits.tanh_error
+    if traits.dequantises_kv and not is_power_of_two(case.k_scale):
+        relative += UNIT_ROUNDOFF[case.dtype]
+    return relative * moments.score_max
+
+
+def _output_roundings(case: AttentionCase) -> int:
+    return 1 if is_power_of_two(case.v_scale) else 2
+
+
+def _merge_term(traits: KernelTraits, out: Tensor, moments: RowMoments) -> Tensor:
+    if traits.merge_legs == 1:
+        return torch.zeros_like(out)
+    if traits.merge_legs == 2:
+        return moments.leg.abs() + (out - moments.leg).abs()
+    return (traits.merge_legs - 1) * moments.magnitude()
+
+
+def _dequantised_values(case: AttentionCase, moments: RowMoments, traits: KernelTraits, statistical: bool) -> Tensor:
+    if not traits.dequantises_kv or is_power_of_two(case.v_scale):
+        return torch.zeros_like(moments.leg)
+    error = moments.magnitude()
+    if statistical:
+        error = torch.minimum(error, C1 * moments.p2v2.double().sqrt())
+    return UNIT_ROUNDOFF[case.dtype] * error
+
+
+def _fp32_error(moments: RowMoments) -> Tensor:
+    return 2.0**-23 * (FP32_ROUNDINGS + moments.score_terms)
+
+
+def _count(case: AttentionCase, device: torch.device) -> Tensor:
+    """fp64 [total_q, 1]"""
+    return visible_count(case, device).double()[:, None]
+
+
+def _underflow(case: AttentionCase, out: Tensor, moments: RowMoments, traits: KernelTraits) -> Tensor:
+    floor = UNDERFLOW.get(_p_dtype(case, traits))
+    if floor is None:
+        return torch.zeros_like(out)
+    absolute = floor * moments.p_max
+    n = _count(case, out.device)
+    spread = (C_UNDERFLOW * absolute * n.sqrt())[..., None] * (moments.v_max[..., None] + out.abs())
+    return spread + out.abs() * torch.minimum(moments.mass, n * absolute)[..., None]
+
+
+def worst(case: AttentionCase, error: Tensor, bound: Tensor) -> tuple[float, tuple[int, int, int]]:
+    """The largest error/bound of |out - golden| [total_q, Hq, Dvo], and its request, query position, head.
+
+    NaN counts as infinite; rows whose bound is 0 are not looked at.
+    """
+    ratio = torch.where(bound > 0, error / bound, 0.0).nan_to_num(nan=torch.inf).amax(-1)
+    row, head = divmod(int(ratio.argmax()), ratio.shape[1])
+    rows = query_rows(case, error.device)
+    return float(ratio[row, head]), (int(rows.request[row]), int(rows.position[row]), head)

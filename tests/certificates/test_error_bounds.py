@@ -1,0 +1,128 @@
+"""The row bound holds for right kernels, is near what they do, and is broken by wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cases.recipes import LogicalData, make_data
+from cases.schema import AttentionCase, Request
+from references.error_bounds import lse_bounds, row_bounds, worst
+from references.golden import golden_attention, scores
+from references.traits import KernelTraits
+from references.visibility import visible_count
+from tests.certificates.emulator import Kernel, emulate
+from tests.certificates.faults import FAULTS
+from tests.certificates.running import ready_batch, traits_of
+from tests.certificates.test_recipes import CASES, FULL, KERNELS, MIXED
+
+
+def ratios(case: AttentionCase, kernel: Kernel, traits: KernelTraits | None = None) -> tuple[float, float]:
+    """Largest error/bound of the output and of the LSE."""
+    data = make_data(case, "cpu")
+    golden = golden_attention(case, data, moments=True)
+    out, lse = emulate(ready_batch(case, data), kernel)
+    traits = traits or traits_of(kernel)
+    of_out, _ = worst(case, (out.double() - golden.out).abs(), row_bounds(case, data, golden, traits))
+    bound = lse_bounds(case, data, golden, traits)
+    return of_out, float(((lse - golden.lse).abs() / bound)[bound > 0].max())
+
+
+@pytest.mark.parametrize("recipe", ["normal", "small", "spiky"])
+@pytest.mark.parametrize("case", CASES)
+def test_right_kernels_stay_within_their_bound(case: str, recipe: str) -> None:
+    found = [ratios(CASES[case].replace(recipe=recipe), kernel) for kernel in KERNELS.values()]
+    assert max(out for out, _ in found) < 0.9
+    assert max(lse for _, lse in found) < 0.9
+    if CASES[case].dtype != "float32":  # there eps, which covers every fp32 step, is far above what happens
+        assert max(out for out, _ in found) > 0.2
+
+
+@pytest.mark.parametrize("p_dtype", [torch.float32, torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("recipe", ["normal", "small", "spiky"])
+def test_p_in_another_dtype(p_dtype: torch.dtype, recipe: str) -> None:
+    case = MIXED.replace(requests=(Request(1500, 9), Request(20, 30)), window_left=None, recipe=recipe)
+    of_out, of_lse = ratios(case, Kernel(p_dtype=p_dtype, round_row_sum=False))
+    assert 0.1 < of_out < 1
+    assert of_lse < 1
+
+
+def test_p_in_fp8_breaks_the_bound_of_p_in_bf16() -> None:
+    of_out, _ = ratios(FULL, Kernel(p_dtype=torch.float8_e4m3fn), KernelTraits())
+    assert of_out > 1
+
+
+def test_hardware_tanh_is_allowed_for() -> None:
+    case = CASES["softcap"].replace(logits_soft_cap=5.0)
+    assert ratios(case, Kernel(tanh_bits=11), KernelTraits())[0] < 0.9
+
+
+def test_moments_against_their_definition() -> None:
+    case = CASES["full sinks"].replace(requests=(Request(70, 5),), kv_dtype="float8_e4m3fn", v_scale=1.7)
+    data = make_data(case, "cpu")
+    golden = golden_attention(case, data, moments=True)
+    assert golden.moments is not None
+    n = int(visible_count(case)[-1])
+    group = case.group_size
+    p = torch.exp(scores(case, data.q[-1:], data.k[:n]).view(case.num_qo_heads, n) - golden.lse[-1][:, None])
+    v = data.v[:n].double().repeat_interleave(group, 1).transpose(0, 1) * case.v_scale
+    apart = v - golden.out[-1][:, None]
+    torch.testing.assert_close((p[..., None] * v).sum(1), golden.out[-1])
+    exact = (p[..., None] ** 2 * apart**2).sum(1)
+    bound = golden.moments.squared_spread(golden.out)[-1]
+    assert (bound >= exact).all()
+    assert (bound <= 1.001 * exact).all()
+    assert (golden.moments.spread(golden.out)[-1] >= (p[..., None] * apart.abs()).sum(1)).all()
+    assert (golden.moments.magnitude()[-1] >= (p[..., None] * v.abs()).sum(1)).all()
+    leg = (p[..., None] * v)[:, :70].sum(1)
+    torch.testing.assert_close(golden.moments.leg[-1], leg)
+    torch.testing.assert_close(golden.moments.mass[-1], p.sum(1))
+    torch.testing.assert_close(golden.moments.p_max[-1], p.amax(1))
+
+
+def test_moments_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["softcap"].replace(recipe="spiky")
+    data = make_data(case, "cpu")
+    whole = row_bounds(case, data, golden_attention(case, data, moments=True), KernelTraits(merge_legs=2))
+    monkeypatch.setattr("references.golden.CHUNK_SCORES", 900)
+    pieces = row_bounds(case, data, golden_attention(case, data, moments=True), KernelTraits(merge_legs=2))
+    torch.testing.assert_close(whole, pieces, rtol=1e-3, atol=0)
+
+
+def crafted() -> tuple[AttentionCase, LogicalData]:
+    """V that knows how P rounds: every rounding of P to bf16 pushes the output the same way."""
+    case = AttentionCase(requests=(Request(512, 1),), num_qo_heads=1, num_kv_heads=1)
+    data = make_data(case, "cpu")
+    s = scores(case, data.q, data.k)[0, 0, 0]
+    p = torch.exp(s - s.max()).float()
+    sign = torch.sign(p.bfloat16().float() - p)
+    return case, LogicalData(data.q, data.k, sign[:, None, None].expand_as(data.v).to(data.v.dtype), None)
+
+
+def test_the_statistical_form_is_for_data_that_does_not_know_the_rounding() -> None:
+    case, data = crafted()
+    golden = golden_attention(case, data)
+    out, _ = emulate(ready_batch(case, data), Kernel(tile=1024))
+    error = (out.double() - golden.out).abs()
+    assert worst(case, error, row_bounds(case, data, golden, KernelTraits()))[0] > 0.6
+    assert worst(case, error, row_bounds(case, data, golden, KernelTraits(), statistical=False))[0] < 0.9
+
+
+@pytest.mark.parametrize("recipe", ["normal", "small"])
+@pytest.mark.parametrize(
+    "fault",
+    ["window one key longer", "window one key shorter", "causal edge one later", "prefix only", "page dropped",
+     "page duplicated", "foreign page", "stale slot", "one key dropped", "V page wrong", "kv head rotated"],
+)  # fmt: skip
+def test_wrong_sets_of_keys_break_the_bound(fault: str, recipe: str) -> None:
+    case = AttentionCase(requests=(Request(1000, 4), Request(900, 8)), window_left=511, recipe=recipe)
+    assert ratios(case, Kernel().replace(**FAULTS[fault].changes))[0] > 1
+
+
+def test_rows_without_a_key_have_bound_0_and_a_leg_of_nothing_is_no_merge() -> None:
+    case = MIXED.replace(requests=(Request(0, 3),), window_left=None)
+    data = make_data(case, "cpu")
+    golden = golden_attention(case, data, moments=True)
+    single, merged = (row_bounds(case, data, golden, KernelTraits(merge_legs=legs)) for legs in (1, 2))
+    assert (merged >= single).all()
+    assert (merged <= single + 2.0**-8 * golden.out.abs() * (1 + 1e-9)).all()
