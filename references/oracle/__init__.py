@@ -7,8 +7,19 @@ Importing this package does not import transformers.
 """
 
 from references.oracle.internals import OracleError
+from references.oracle.masks import MaskComparison, compare_masks
 from references.oracle.models import MODELS
 from references.oracle.render import render_markdown
-from references.oracle.table import WINDOWS, OracleRow, run_oracle
+from references.oracle.table import DTYPES, WINDOWS, OracleRow, run_oracle
 
-__all__ = ["MODELS", "WINDOWS", "OracleError", "OracleRow", "render_markdown", "run_oracle"]
+__all__ = [
+    "DTYPES",
+    "MODELS",
+    "WINDOWS",
+    "MaskComparison",
+    "OracleError",
+    "OracleRow",
+    "compare_masks",
+    "render_markdown",
+    "run_oracle",
+]

@@ -93,6 +93,6 @@ def moved(what: str) -> OracleError:
     """The one sentence for an internal that is not where it was."""
     version = getattr(importlib.import_module("transformers"), "__version__", "unknown")
     return OracleError(
-        f"transformers {version} has no {what}, which the oracle needs; install a release of the range tried "
+        f"transformers {version} lacks {what}, which the oracle needs; install a release of the range tried "
         f"({TRIED}) or teach references/oracle/ the new place."
     )

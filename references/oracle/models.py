@@ -84,7 +84,13 @@ MODELS: dict[str, ModelSpec] = {
             "gpt-oss",
             "GptOssModel",
             "GptOssConfig",
-            {"head_dim": HEAD_DIM, "num_local_experts": 2, "num_experts_per_tok": 1, "initializer_range": 0.1, **_MIXED},
+            {
+                "head_dim": HEAD_DIM,
+                "num_local_experts": 2,
+                "num_experts_per_tok": 1,
+                "initializer_range": 0.1,
+                **_MIXED,
+            },
             ("sliding", "full"),
         ),
     )

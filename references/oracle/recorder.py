@@ -9,7 +9,6 @@ layer would silently be unmasked; so a call whose mask is missing is an error he
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,12 +109,3 @@ def random_ids(vocabulary: int, batch: int, length: int, seed: int) -> Tensor:
     """int64 [batch, length] of token ids."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocabulary, (batch, length), generator=generator)
-
-
-def prefix_sums(chunks: Sequence[int]) -> list[int]:
-    """Start of every chunk."""
-    starts, total = [], 0
-    for chunk in chunks:
-        starts.append(total)
-        total += chunk
-    return starts

@@ -8,7 +8,6 @@ that the dropped keys are exactly those that no query may see.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cases.recipes import LogicalData
-from cases.schema import AttentionCase
+from cases.schema import AttentionCase, Request
 from references.oracle.internals import OracleError
 from references.oracle.recorder import AttentionCall, RecordedModel
 
@@ -97,7 +96,7 @@ def case_of(call: AttentionCall, start: int, extend: int) -> AttentionCase:
     batch, num_qo_heads, _, head_dim = call.q.shape
     dtype = str(call.q.dtype).removeprefix("torch.")
     return AttentionCase(
-        requests=((start, extend),) * batch,
+        requests=(Request(start, extend),) * batch,
         num_qo_heads=num_qo_heads,
         num_kv_heads=call.k.shape[1],
         head_dim_qk=head_dim,
@@ -125,16 +124,3 @@ def _visible(mask: Tensor) -> Tensor:
             "one length; teach references/oracle/session.py to read it."
         )
     return mask[0, 0] == 0
-
-
-def edge_lengths(window: int) -> list[int]:
-    """Lengths below, at and above a window's edges: 1, W-2, W-1, W, W+1 and past two windows."""
-    return sorted({n for n in (1, window - 2, window - 1, window, window + 1, 2 * window + 3) if n > 0})
-
-
-def chunkings(window: int) -> Iterator[Sequence[int]]:
-    """Whole sequences in several calls: uneven chunks round the window's edges, and repeated decode."""
-    yield (window - 1, window, window + 1, 2, 1, 2 * window + 3)
-    yield (2 * window + 3, 1, window + 1, window - 1)
-    yield (1,) * (window + 4)
-    yield (window + 2, *(1,) * (window + 2))
