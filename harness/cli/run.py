@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from cases.schema import AttentionCase
 from harness.cli.progress import RunProgress
 from harness.cli.selection import make_jobs, select_adapters, select_cases
-from harness.cli.summary import exit_code, print_summary
+from harness.cli.summary import exit_code, print_summary, summary_console
 from harness.record import Record, RecordWriter
 from harness.record_files import new_record_path, write_plan
 from harness.running.options import Job, RunOptions
@@ -54,7 +53,8 @@ def run(
 
     Example: `attn-harness run --suite seeds --adapter 'flashinfer-*'`
     """
-    options = RunOptions(evidence=evidence, atol=atol, fault=fault, time_limit=time_limit)
+    # A planted fault needs no second and third run to be believed.
+    options = RunOptions(evidence=evidence, atol=atol, fault=fault, time_limit=time_limit, rerun=fault is None)
     chosen = select_cases(suite or (), cases or (), keyword)
     jobs = make_jobs(select_adapters(adapter or ()), chosen)
     records = run_and_record(
@@ -91,7 +91,7 @@ def run_and_record(
             run_jobs(jobs, options, on_record, workers=workers, workers_per_gpu=workers_per_gpu, python=python)
         finally:
             writer.close()
-    console = Console(stderr=as_json)
+    console = summary_console(stderr=as_json)
     order = {(job.case.id, job.adapter): at for at, job in enumerate(jobs)}
     records.sort(key=lambda r: order.get((r.case.id, r.adapter), len(order)))
     print_summary(console, records, leave_cases(records, reports))

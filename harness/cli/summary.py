@@ -13,6 +13,13 @@ from harness.record import Record
 from harness.verdict import Verdict
 
 SHOWN_FINDINGS = 12
+PLAIN_WIDTH = 140  # columns where there is no terminal to ask
+
+
+def summary_console(stderr: bool = False) -> Console:
+    """A console that does not fold a table to 80 columns in a log file."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=PLAIN_WIDTH)
 
 
 def exit_code(records: Sequence[Record]) -> int:
@@ -46,7 +53,7 @@ def print_summary(console: Console, records: Sequence[Record], replay_files: dic
 
 def _table(records: Sequence[Record]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("adapter")
+    table.add_column("adapter", no_wrap=True)
     shown = [v for v in Verdict if any(r.verdict is v for r in records)]
     for verdict in shown:
         table.add_column(str(verdict), justify="right")

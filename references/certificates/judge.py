@@ -169,7 +169,7 @@ def _explain(
     said = "attended to other keys, or weighed them otherwise"
     if counted is not None:
         n = float(counted[row, head])
-        shown = f"{n:.2f}" if abs(n - round(n)) > 0.1 and n < 1e6 else f"{n:.0f}"
+        shown = f"{n:.2f}" if n < 1e6 and abs(n - round(n)) > 0.1 else f"{n:.0f}"
         if abs(n - right) < THRESHOLD:
             said = f"attended to {right} keys as it should, but to other ones"
             if built.weights is not None or built.targets is not None:
