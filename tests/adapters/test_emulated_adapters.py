@@ -1,6 +1,8 @@
 """Emulated adapters against golden attention: every mode, window, page order, layout and launch."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -115,11 +117,32 @@ def test_new_rows_end_up_in_the_pool(name):
     assert torch.equal(batch.v_pool.view(torch.int16), expected.v_pool.view(torch.int16))
 
 
-def test_long_context_with_a_window_needs_little_memory():
-    case = AttentionCase(requests=[(65_536, 64)], window_left=1023, num_qo_heads=4, num_kv_heads=1, page_size=64)
+def test_long_prefix_with_a_window():
+    case = AttentionCase(requests=[(16_384, 64)], window_left=1023, num_qo_heads=4, num_kv_heads=1, page_size=64)
     assert check_all([ADAPTERS["flashinfer-swa-merge@emulated"], ADAPTERS["flash-attn-3@emulated"]], case) == 2
 
 
 def test_bad_adapter_use_is_told():
     case = AttentionCase(requests=[(5, 3)], kv_layout=KvLayout.HND)
     assert "HND" in (ADAPTERS["flashinfer-swa-merge@emulated"].capabilities.unsupported(case) or "")
+
+
+@pytest.mark.nightly
+def test_longest_context_fits_in_two_gigabytes():
+    """Full attention of 64 rows over 131,072 keys, in a process of its own to see its peak memory."""
+    code = """
+import resource, torch
+from cases.batch import build_batch
+from cases.schema import AttentionCase
+from harness.adapters.registry import load_adapter
+torch.set_num_threads(1)
+batch = build_batch(AttentionCase(requests=[(131_072, 64)], num_qo_heads=8, num_kv_heads=1, page_size=64))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for name in ("flashinfer-swa-merge@emulated", "flash-attn-3@emulated"):
+    adapter = load_adapter(name)
+    assert torch.isfinite(adapter.run(adapter.plan(batch), batch).out).all()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 2048
