@@ -6,6 +6,7 @@ written before the first case, so that a run that was killed can be told from on
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -129,7 +130,8 @@ def replace_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(scratch, path)
     except OSError as problem:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            scratch.unlink()
         raise UsageError(f"cannot write {path}: {problem.strerror}.") from None
 
 

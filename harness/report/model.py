@@ -55,7 +55,8 @@ def three_digits(value: float | None) -> float | None:
 
 def build_model(inputs: ReportInput) -> dict[str, Any]:
     """Plain JSON values: everything the page shows."""
-    records = sorted(inputs.records, key=lambda r: (r.adapter, r.case.name, r.case.id))
+    names = {record.case: record.case.name for record in inputs.records}
+    records = sorted(inputs.records, key=lambda r: (r.adapter, names[r.case], r.case.id))
     adapters, families, devices, reasons, suites = Names(), Names(), Names(), Names(), Names()
     cases = CaseColumns(families)
     rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}

@@ -50,8 +50,8 @@ def picture_rows(record: Record, place: dict[str, Any] | None) -> dict[str, Any]
         marked = prefix
     first_query, queries = _part(prefix, extend, marked, MAX_ROWS)
     rows = [visible_keys(case, request, q) for q in range(first_query, first_query + queries)]
-    # Around the left edge of the marked row if the request is long: that is where windows go wrong.
-    edge = visible_keys(case, request, marked)[0] if case.window_left is not None else marked
+    # Where a long request goes wrong: around the left edge of the marked row's window, or its causal edge.
+    edge = visible_keys(case, request, marked)[0] or marked
     first_key, keys = _part(0, case.requests[request].kv_len, edge, MAX_KEYS)
     return {
         "request": request,

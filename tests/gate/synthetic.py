@@ -128,9 +128,9 @@ def _drawn_record(draw: random.Random, case: AttentionCase, adapter: str) -> Rec
             residual=None,
             reason=draw.choice(("no attention sinks", "no logits soft cap", "page size 1 is no multiple of 16")),
         )
-    if roll < 0.09 and case.window_left is not None:
+    if roll < 0.10 and case.window_left is not None:
         return a_finding(case, adapter=adapter, error=draw.uniform(0.1, 0.9), ratio=draw.uniform(5, 90))
-    if roll < 0.0915:
+    if roll > 0.9985:
         return a_record(
             case,
             Verdict.CRASH,

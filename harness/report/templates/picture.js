@@ -34,7 +34,7 @@ function maskPicture(detail) {
   const key = (style, text) => [el("span", { class: "swatch", style }), text, " "];
   return el("figure", {}, picture, el("figcaption", {},
     `Request ${m.request}${m.head === null || m.head === undefined ? "" : `, head ${m.head}`}: queries down, keys across${part}. `,
-    key("background: var(--accent); opacity: .6", "should be seen"),
+    key("background: var(--accent); opacity: .6", "should be seen"), " ",
     m.seen ? [key("background: var(--bad)", "seen and should not be"), key("background: var(--paper); border-color: var(--bad)", "should be seen and is not")]
-      : "The darker row has the largest error. Run attn-harness xray to see what the kernel attended to."));
+      : "; the darker row has the largest error. Run attn-harness xray to see what the kernel attended to."));
 }

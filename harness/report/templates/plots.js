@@ -9,16 +9,16 @@ function drawDistribution() {
     byAdapter.get(name).push(column[n]);
   }
   const x = value => LEFT + WIDTH * (Math.min(HIGH, Math.max(LOW, Math.log10(value || 1e-9))) - LOW) / (HIGH - LOW);
-  const names = [...byAdapter.keys()], height = names.length * ROW + 46;
+  const names = [...byAdapter.keys()], height = names.length * ROW + 52;
   const target = $("distribution");
   if (!names.length) { target.replaceChildren(el("p", { class: "quiet" }, "No record shown has this figure.")); return; }
   const picture = svg("svg", { viewBox: `0 0 ${LEFT + WIDTH + 205} ${height}`, role: "img", "aria-label": "Distribution of errors by adapter" });
   for (const tick of [0.01, 0.1, 1, 10, 100]) {
     picture.append(
-      svg("line", { x1: x(tick), x2: x(tick), y1: 6, y2: height - 34, stroke: tick === 1 ? "var(--bad)" : "var(--line)", "stroke-dasharray": tick === 1 ? null : "2 3" }),
-      svg("text", { x: x(tick), y: height - 16, "text-anchor": "middle", class: "quiet" }, String(tick)));
+      svg("line", { x1: x(tick), x2: x(tick), y1: 6, y2: height - 40, stroke: tick === 1 ? "var(--bad)" : "var(--line)", "stroke-dasharray": tick === 1 ? null : "2 3" }),
+      svg("text", { x: x(tick), y: height - 24, "text-anchor": "middle", class: "quiet" }, String(tick)));
   }
-  picture.append(svg("text", { x: x(1), y: height - 2, "text-anchor": "middle", class: "quiet" }, metric === "bound" ? "1 = all that rounding can explain" : "1 = the flat tolerance"));
+  picture.append(svg("text", { x: x(1), y: height - 7, "text-anchor": "middle", class: "quiet" }, metric === "bound" ? "1 = all that rounding can explain" : "1 = the flat tolerance"));
   names.forEach((name, row) => {
     const values = byAdapter.get(name).sort((a, b) => a - b), bins = new Array(BINS).fill(0), base = row * ROW + ROW;
     for (const value of values) bins[Math.min(BINS - 1, Math.floor(BINS * (x(value) - LEFT) / WIDTH))]++;
@@ -61,7 +61,8 @@ function panelPoints() {
 }
 
 function drawPlane() {
-  const all = panelPoints(), most = Math.log2(2 + Math.max(1, ...data.cases.requests.map(r => Math.max(...r))));
+  const all = panelPoints(), points = all.flat(), longest = which => Math.log2(2 + points.reduce((most, point) => Math.max(most, point[which]), 1));
+  const most = [longest(0), longest(1)];
   $("panels").replaceChildren(...PANELS.map(([title], index) => {
     const points = all[index].sort((a, b) => a[3] - b[3]);
     const canvas = el("canvas", { role: "img", "aria-label": `${title}: ${points.length} requests` });
@@ -77,14 +78,14 @@ function paintPanel(canvas, points, most) {
   canvas.width = width * scale; canvas.height = height * scale;
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
-  const x = p => pad.l + (width - pad.l - pad.r) * Math.log2(1 + p) / most, y = e => height - pad.b - (height - pad.t - pad.b) * Math.log2(1 + e) / most;
+  const x = p => pad.l + (width - pad.l - pad.r) * Math.log2(1 + p) / most[0], y = e => height - pad.b - (height - pad.t - pad.b) * Math.log2(1 + e) / most[1];
   pen.font = "11px system-ui, sans-serif"; pen.strokeStyle = color("line"); pen.fillStyle = color("quiet"); pen.lineWidth = 1;
   for (const tick of [0, 1, 8, 64, 512, 4096, 32768, 262144]) {
-    if (Math.log2(1 + tick) > most) break;
-    const text = tick >= 1024 ? `${tick / 1024}k` : String(tick);
-    pen.beginPath(); pen.moveTo(x(tick), pad.t); pen.lineTo(x(tick), height - pad.b); pen.moveTo(pad.l, y(tick)); pen.lineTo(width - pad.r, y(tick)); pen.stroke();
-    pen.textAlign = "center"; pen.fillText(text, x(tick), height - pad.b + 13);
-    pen.textAlign = "right"; pen.fillText(text, pad.l - 5, y(tick) + 4);
+    const text = tick >= 1024 ? `${tick / 1024}k` : String(tick), fits = axis => Math.log2(1 + tick) <= most[axis];
+    pen.beginPath();
+    if (fits(0)) { pen.moveTo(x(tick), pad.t); pen.lineTo(x(tick), height - pad.b); pen.textAlign = "center"; pen.fillText(text, x(tick), height - pad.b + 13); }
+    if (fits(1)) { pen.moveTo(pad.l, y(tick)); pen.lineTo(width - pad.r, y(tick)); pen.textAlign = "right"; pen.fillText(text, pad.l - 5, y(tick) + 4); }
+    pen.stroke();
   }
   pen.textAlign = "right"; pen.fillText("prefix", width - pad.r, height - 4);
   pen.save(); pen.translate(10, pad.t); pen.rotate(-Math.PI / 2); pen.fillText("extend", 0, 0); pen.restore();

@@ -1,5 +1,5 @@
 // The matrix, the records, the changes against a baseline, and where the time went.
-const PAGE = 100;
+const PAGE = 25;
 const tableState = { sort: "verdict", down: false, page: 0, matrix: "family", matrixDown: false };
 
 function sortButton(label, name, state, redraw, cls) {
@@ -35,10 +35,11 @@ function drawMatrix() {
     const c = get(family, adapter);
     if (!c) return el("td", { class: "none" }, "");
     if (!c.ran) return el("td", { class: "none", title: `${plural(c.unsupported, "case")} declared unsupported` }, "not supported");
-    const failing = [...c.failing].map(([verdict, n]) => `${n} ${verdict}`).join(", ");
-    const shade = c.worst === null || failing ? null : `background: rgba(var(--shade), ${(0.04 + 0.26 * Math.min(1, c.worst)).toFixed(3)})`;
-    return el("td", { class: failing ? "fails" : "", style: shade }, el("button", { type: "button", onclick: () => { setFilter({ adapter, family, verdict: "", text: "" }); $("findings").scrollIntoView(); } },
-      el("span", { class: "n" }, failing || count(c.pass)), el("span", { class: "ratio" }, failing ? `of ${count(c.ran)}${c.worst ? `, up to ${figure(c.worst)}×` : ""}` : c.worst === null ? "passed" : `to ${figure(c.worst)} of bound`)));
+    const failing = [...c.failing].sort((a, b) => b[1] - a[1]).map(([verdict, n]) => el("span", { class: "n" }, `${n} ${verdict}`));
+    const bad = failing.length > 0, two = value => figure(+value.toPrecision(2));
+    const shade = c.worst === null || bad ? null : `background: rgba(var(--shade), ${(0.04 + 0.26 * Math.min(1, c.worst)).toFixed(3)})`;
+    return el("td", { class: bad ? "fails" : "", style: shade }, el("button", { type: "button", onclick: () => { setFilter({ adapter, family, verdict: "", text: "" }); $("findings").scrollIntoView(); } },
+      bad ? failing : el("span", { class: "n" }, count(c.pass)), el("span", { class: "ratio" }, [bad ? `of ${count(c.ran)}` : null, c.worst === null ? null : two(c.worst)].filter(Boolean).join(" · "))));
   };
   // A place to break after each hyphen: adapters' names are longer than their columns.
   const broken = name => name.split(/(?<=[-@])/).flatMap(part => [part, el("wbr")]);
@@ -70,7 +71,7 @@ function drawRecords(keepPage) {
   const rows = sorted.slice(tableState.page * PAGE, (tableState.page + 1) * PAGE);
   const redraw = name => { drawRecords(); const button = document.querySelector(`#record-table [data-sort="${name}"]`); if (button) button.focus(); };
   $("record-table").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, RECORD_COLUMNS.map(([label, name, , cls]) => sortButton(label, name, tableState, redraw, cls)))),
-    el("tbody", {}, rows.map(n => el("tr", {}, el("td", {}, el("span", { class: `verdict ${at.verdict(n)}` }, at.verdict(n))), el("td", {}, at.adapter(n)),
+    el("tbody", {}, rows.map(n => el("tr", {}, el("td", {}, el("span", { class: `verdict ${at.verdict(n)}` }, at.verdict(n))), el("td", { class: "name" }, at.adapter(n)),
       el("td", { class: "wide" }, at.fails(n) ? el("button", { type: "button", class: "link", onclick: () => openFinding(n) }, at.name(n)) : el("span", { title: at.reason(n) || at.id(n) }, at.name(n))),
       ["error", "bound", "atol"].map(name => el("td", { class: "num" }, figure(data.records[name][n]))), el("td", { class: "num" }, seconds(data.records.seconds[n])))))));
   const turn = (label, by) => el("button", { type: "button", disabled: tableState.page + by < 0 || tableState.page + by >= pages, onclick: () => { tableState.page += by; drawRecords(true); } }, label);
@@ -81,7 +82,7 @@ function drawChanges() {
   const node = $("changes");
   if (!node || !data.baseline.changes.length) return;
   node.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ["what", "adapter", "case", ""].map(h => el("th", { scope: "col" }, h)))),
-    el("tbody", {}, data.baseline.changes.map(([kind, adapter, name, id, sentence]) => el("tr", {}, el("td", { class: "bad" }, kind), el("td", {}, adapter),
+    el("tbody", {}, data.baseline.changes.map(([kind, adapter, name, id, sentence]) => el("tr", {}, el("td", { class: "bad name" }, kind), el("td", { class: "name" }, adapter),
       el("td", { class: "wide" }, el("button", { type: "button", class: "link", onclick: () => setFilter({ text: id, adapter: "", family: "", verdict: "" }) }, name)), el("td", {}, sentence))))));
 }
 
@@ -94,7 +95,7 @@ function drawTime() {
   const row = adapter => {
     const numbers = at.all().filter(n => at.adapter(n) === adapter && data.records.seconds[n] !== null).map(n => data.records.seconds[n]).sort((a, b) => a - b);
     const mine = data.stages[adapter] || {}, sum = Object.values(mine).reduce((a, b) => a + b, 0), total = numbers.reduce((a, b) => a + b, 0);
-    return el("tr", {}, el("td", {}, adapter), el("td", { class: "num" }, count(numbers.length)), el("td", { class: "num" }, seconds(total)), el("td", { class: "num" }, seconds(quantile(numbers, 0.5))), el("td", { class: "num" }, seconds(numbers.at(-1) ?? null)),
+    return el("tr", {}, el("td", { class: "name" }, adapter), el("td", { class: "num" }, count(numbers.length)), el("td", { class: "num" }, seconds(total)), el("td", { class: "num" }, seconds(quantile(numbers, 0.5))), el("td", { class: "num" }, seconds(numbers.at(-1) ?? null)),
       el("td", {}, el("div", { class: "stack", role: "img", "aria-label": all.map(s => `${s} ${Math.round(100 * (mine[s] || 0) / (sum || 1))} %`).join(", ") }, all.map(s => mine[s] ? el("span", { style: `background:${shade(s)};width:${100 * mine[s] / sum}%`, title: `${s}: ${seconds(mine[s])}` }) : null))));
   };
   $("time-table").replaceChildren(el("div", { class: "legend" }, all.map(s => el("span", {}, el("span", { class: "swatch", style: `background:${shade(s)}` }), s))),
