@@ -15,9 +15,16 @@ from __future__ import annotations
 from cases.schema import AttentionCase
 from references.certificates.base import Certificate, CertificateData, CertificateResult
 from references.certificates.flat import FLAT
+from references.certificates.heads import HEADS
+from references.certificates.lure import LURE_MINUS, LURE_PLUS
+from references.certificates.select import SELECT
+from references.certificates.sink import SINK
+from references.certificates.step import STEP
 from references.traits import KernelTraits
 
-RECIPES: dict[str, Certificate] = {recipe.name: recipe for recipe in (FLAT,)}
+RECIPES: dict[str, Certificate] = {
+    recipe.name: recipe for recipe in (FLAT, STEP, HEADS, SELECT, LURE_PLUS, LURE_MINUS, SINK)
+}
 
 
 def applicable(name: str, case: AttentionCase, traits: KernelTraits) -> str | None:

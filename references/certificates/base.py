@@ -31,7 +31,7 @@ class CertificateData:
     lse_offset:  fp64 [num_qo_heads], natural: LSE = offset + ln(weight + sink mass)
     sink_mass:   fp64 [num_qo_heads], e^sink, or None
     sum_bound:   |code| over any contiguous set of keys, in the plain columns
-    special:     columns whose sums are not bounded (contrast, mountain, ones)
+    special:     columns whose sums are not bounded, and what they are called
     max_score:   largest |score| of a key that counts: what a relative error of scores acts on
     count_margin: how far the recovered weight may be off before it is another answer
     targets:     int64 [total_q, num_qo_heads], the one packed key that counts, for SELECT
@@ -45,7 +45,7 @@ class CertificateData:
     sum_bound: int
     weights: Tensor | None = None
     sink_mass: Tensor | None = None
-    special: tuple[int, ...] = ()
+    special: dict[int, str] = field(default_factory=dict)
     max_score: float = 0.0
     count_margin: float = THRESHOLD
     targets: Tensor | None = None
@@ -142,7 +142,7 @@ def per_head(case: AttentionCase, value: float, device: torch.device | str) -> T
     return torch.full((case.num_qo_heads,), value, dtype=torch.float64, device=device)
 
 
-NO_SINK = -32768.0  # e^s is 0 in fp32 beside any score of a recipe, and bf16 holds it exactly
+NO_SINK = -(2.0**20)  # e^s is 0 in fp32 beside any score of a recipe, and bf16 holds it exactly
 
 
 def neutral_sinks(case: AttentionCase, device: torch.device | str) -> Tensor | None:

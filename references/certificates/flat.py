@@ -30,7 +30,6 @@ from references.certificates.codes import sign_codes, walk_codes
 from references.certificates.domain import wide_enough
 
 WALK_BOUND = 8
-SPECIAL_COLUMNS = 3
 MAX_MOUNTAIN = 5e5  # a * n: partial sums stay far inside the integers of fp32
 MOUNTAIN_HEIGHT = {"float8_e4m3fn": 4, "float8_e5m2": 2}  # a +- 1 must be exact in the kv dtype
 
@@ -58,8 +57,10 @@ def _mountain(case: AttentionCase, rows: Rows) -> Tensor:
     while height > 1 and height * case.max_kv_len > MAX_MOUNTAIN:
         height //= 2
     band = lengths if case.window_left is None else lengths.clamp(max=case.window_left + 1)
-    half = (band[rows.request] // 2).clamp(min=1)
-    return (height * (1 - 2 * ((rows.position // half) % 2))).to(torch.int8)
+    band = band[rows.request]
+    place = rows.position % band
+    up, down = place < band // 2, place >= band - band // 2
+    return (height * (up.to(torch.int8) - down.to(torch.int8))).to(torch.int8)
 
 
 def _contrast(case: AttentionCase, rows: Rows) -> Tensor:
@@ -115,8 +116,8 @@ def flat_inputs(case: AttentionCase, codes: Tensor, sinks: Tensor | None, device
     return LogicalData(q=q, k=k.float().to(kv_dtype), v=codes.float().to(kv_dtype), sinks=sinks)
 
 
-def special_columns(case: AttentionCase) -> tuple[int, ...]:
-    return tuple(range(case.head_dim_vo - SPECIAL_COLUMNS, case.head_dim_vo))
+def special_columns(case: AttentionCase) -> dict[int, str]:
+    return {case.head_dim_vo - 3: "contrast", case.head_dim_vo - 2: "mountain", case.head_dim_vo - 1: "ones"}
 
 
 FLAT = Certificate(
@@ -139,6 +140,7 @@ FLAT = Certificate(
         "V page wrong",
         "kv head rotated",
         "LSE base mixed in the merge",
+        "bf16 accumulator",
     ),
     blind_to=("K page wrong", "q head rotated", "scale off by 1/16", "softcap missing", "rescale omitted"),
 )

@@ -43,6 +43,7 @@ def judge(
     legs = built.first_leg(case) if traits.merge_legs == 2 else None
     wrong = torch.zeros(out.shape[:2], dtype=torch.bool, device=out.device)
     differing = torch.zeros(out.shape[:2], dtype=torch.int64, device=out.device)
+    only_special = torch.zeros_like(wrong)
     s_max, judged = 0.0, 0
     step = max(1, CHUNK_ELEMENTS // (out.shape[1] * out.shape[2]))
     for start in range(0, out.shape[0], step):
@@ -50,6 +51,7 @@ def judge(
         residual, mask = _code_residual(case, built, at, out, legs, traits)
         bad = mask & ~(residual < THRESHOLD)
         differing[at] = bad.sum(-1)
+        only_special[at] = differing[at] == bad[:, :, list(built.special)].sum(-1)
         judged += int(mask.sum())
         s_max = max(s_max, _largest(residual, mask))
     wrong |= differing > 0
@@ -60,7 +62,7 @@ def judge(
         seen = built.exact.weight > 0
         wrong |= seen & ~(excess < count_tolerance(case, built, traits))
         n_max = _largest(excess, seen)
-    first, message = _explain(recipe, case, built, wrong, differing, counted)
+    first, message = _explain(recipe, case, built, wrong, differing, only_special, counted)
     return CertificateResult(
         recipe=recipe,
         passed=first is None,
@@ -158,6 +160,7 @@ def _explain(
     built: CertificateData,
     wrong: Tensor,
     differing: Tensor,
+    only_special: Tensor,
     counted: Tensor | None,
 ) -> tuple[tuple[int, int, int] | None, str]:
     if not bool(wrong.any()):
@@ -166,25 +169,32 @@ def _explain(
     rows = query_rows(case, wrong.device)
     request, position = int(rows.request[row]), int(rows.position[row])
     right = int(built.exact.weight[row, head])
-    said = "attended to other keys, or weighed them otherwise"
-    if counted is not None:
-        n = float(counted[row, head])
-        shown = f"{n:.2f}" if n < 1e6 and abs(n - round(n)) > 0.1 else f"{n:.0f}"
-        if abs(n - right) < THRESHOLD:
-            said = f"attended to {right} keys as it should, but to other ones"
-            if built.weights is not None or built.targets is not None:
-                said = f"gave its keys the total weight {right} as it should, but to other ones"
-        elif built.weights is None and built.targets is None:
-            said = f"attended to {shown} keys, {right} are visible"
-        else:
-            said = f"gave its keys a total weight of {shown}, {right} is right"
+    said = _difference(built, right, None if counted is None else float(counted[row, head]))
     columns = int(differing[row, head])
+    if columns and only_special[row, head]:
+        names = " and ".join(sorted(set(built.special.values())))
+        said += f"; only the special columns ({names}) differ, which points at how parts are merged or accumulated"
     return (request, position, head), (
         f"{recipe}: request {request} query {position} head {head} {said}; "
-        f"the code sum differs in {columns} of {differing_columns(case)} columns "
+        f"the code sum differs in {columns} of {case.head_dim_vo} columns "
         f"({int(wrong.sum())} of {wrong.numel()} rows are wrong)."
     )
 
 
-def differing_columns(case: AttentionCase) -> int:
-    return case.head_dim_vo
+def _difference(built: CertificateData, right: int, counted: float | None) -> str:
+    """What a row did, in attention terms, from the weight its LSE speaks of."""
+    counts_keys = built.weights is None and built.targets is None
+    if counted is None:
+        return "attended to other keys, or weighed them otherwise"
+    if not math.isfinite(counted):
+        return f"has an LSE of no finite weight, {right} is right"
+    shown = f"{counted:.2f}" if abs(counted - round(counted)) > 0.1 and counted < 1e6 else f"{counted:.0f}"
+    if abs(counted - right) < THRESHOLD:
+        return (
+            f"attended to {right} keys as it should, but to other ones or unequally"
+            if counts_keys
+            else f"gave its keys the total weight {right} as it should, but to other ones"
+        )
+    if counts_keys:
+        return f"attended to {shown} keys, {right} are visible"
+    return f"gave its keys a total weight of {shown}, {right} is right"

@@ -29,6 +29,11 @@ def _windowed(case: AttentionCase, kernel: Kernel) -> bool:
     return case.window_left is not None and any(r.kv_len > case.window_left + 1 for r in case.requests if r.extend_len)
 
 
+def _several_tiles(case: AttentionCase, kernel: Kernel) -> bool:
+    """Some pass over the keys meets scores that rise from one tile to the next."""
+    return any(min(r.prefix_len, (case.window_left or r.kv_len) + 1) > 3 * kernel.tile for r in case.requests)
+
+
 def _merged(case: AttentionCase, kernel: Kernel) -> bool:
     return kernel.legs == 2 and any(r.prefix_len and r.extend_len for r in case.requests)
 
@@ -36,6 +41,11 @@ def _merged(case: AttentionCase, kernel: Kernel) -> bool:
 def _capped(case: AttentionCase, kernel: Kernel) -> bool:
     del kernel
     return case.logits_soft_cap is not None
+
+
+def _hiding(case: AttentionCase, kernel: Kernel) -> bool:
+    """Some query has keys hidden from it among those that other queries see."""
+    return _windowed(case, kernel) or (case.causal and case.max_extend_len > 1)
 
 
 def _sunk(case: AttentionCase, kernel: Kernel) -> bool:
@@ -141,9 +151,13 @@ FAULTS: dict[str, KernelFault] = {
     "half of head_dim": KernelFault({"used_dims": 0.5}),
     "softcap missing": KernelFault({"softcap": "missing"}, _capped),
     "softcap before scale": KernelFault({"softcap": "before scale"}, _capped),
-    "mask before softcap": KernelFault({"softcap": "after mask"}, _capped),
-    "mask added as -1e4": KernelFault({"mask_fill": "added -1e4"}),
-    "maximum over masked keys": KernelFault({"mask_fill": "max over masked"}),
+    "mask before softcap": KernelFault(
+        {"softcap": "after mask"}, lambda case, k: _capped(case, k) and _hiding(case, k)
+    ),
+    "mask added as -1e4": KernelFault({"mask_fill": "added -1e4"}, _hiding),
+    "maximum over masked keys": KernelFault(
+        {"mask_fill": "max over masked"}, lambda case, k: _hiding(case, k) and not _capped(case, k)
+    ),
     "sink ignored": KernelFault({"sink": "ignored"}, _sunk),
     "sink in base 2": KernelFault({"sink": "base 2"}, _sunk),
     "sink scaled": KernelFault({"sink": "scaled"}, _sunk),
@@ -151,6 +165,6 @@ FAULTS: dict[str, KernelFault] = {
     "sink in both legs": KernelFault({"sink": "both legs"}, lambda case, k: _sunk(case, k) and _merged(case, k)),
     "LSE base mixed in the merge": KernelFault({"merge_lse": "mixed bases"}, _merged),
     "bf16 LSE in the merge": KernelFault({"merge_lse": "bf16"}, _merged),
-    "rescale omitted": KernelFault({"rescale": False}),
-    "bf16 accumulator": KernelFault({"accumulator": torch.bfloat16}),
+    "rescale omitted": KernelFault({"rescale": False}, _several_tiles),
+    "bf16 accumulator": KernelFault({"accumulator": torch.bfloat16}, lambda case, k: k.legs == 1 and k.splits == 1),
 }
