@@ -1,0 +1,145 @@
+"""Explaining a result that is not right, from outputs alone.
+
+    explanation = explain(examiner, level=Poison.FINITE)
+    print("\\n".join(explanation.lines))
+
+The order of the lines is that of use: what it does wrong, where, what else would look the same here, what
+each query really saw. Nothing is claimed that a run did not reproduce.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from cases.recipes import LogicalData, make_data
+from harness.diagnosis.observing import Observed, Truth, find_truth, observe, wrong_rows
+from harness.diagnosis.suspects import Court, Suspect, vehicles_for
+from harness.diagnosis.weights import say_weights
+from harness.diagnosis.where import say_where
+from harness.diagnosis.xray import LEVEL, MAX_RUNS, Attended, attended_matrix, runs_needed
+from harness.diagnosis.xray_words import guess_class, row_differences, say_differences
+from harness.faults.shots import Range
+from harness.record import Record
+from harness.running.examine import AdapterFailure, DoesNotFit, Examiner
+from harness.verdict import Verdict
+
+MAX_LINES = 12
+SMALL = 1 << 22  # scores (rows * keys * heads) up to which suspects are run on the whole case
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """lines: at most 12, most useful first; fault: the named fault (a+b for two), or None
+    residual: distance of what the fault gives from what was seen, 1 being what right kernels differ by
+    equals: faults that give the same output on this case"""
+
+    lines: tuple[str, ...]
+    fault: str | None = None
+    fault_class: str | None = None
+    residual: float | None = None
+    equals: tuple[str, ...] = ()
+
+
+def explain(examiner: Examiner, record: Record, *, seconds: float = 30.0, range_: Range | None = None) -> Explanation:
+    """Why `record` is not a PASS. `examiner` runs the same adapter on the same case, in this process.
+
+    Works on what the adapter gives back; names a fault only if an emulation of it gives the same.
+    """
+    if record.verdict in (Verdict.PASS, Verdict.UNSUPPORTED, Verdict.ERROR):
+        return Explanation((f"nothing to explain: the verdict is {record.verdict}.",))
+    until = time.monotonic() + seconds
+    case = examiner.case
+    work = sum(r.extend_len * r.kv_len for r in case.requests) * case.num_qo_heads
+    if work > SMALL:
+        return Explanation((f"{case.name} is too large to explain ({work:.1e} scores); shrink it first.",))
+    range_ = Range() if range_ is None else range_
+    level = case.poison.weaker(examiner.adapter.poison)
+    data = make_data(case, examiner.device)
+    truth = find_truth(examiner, level, data)
+    observed = observe(examiner, truth.flat, level)
+    vehicles = vehicles_for(case, examiner.adapter, range_)
+    court = Court(truth, observed, vehicles, range_, seconds=0.6 * seconds, device=examiner.device)
+    suspects, effects = court.single_faults()
+    if observed.failure is not None:
+        return _explain_failure(observed, suspects)
+    wrong = wrong_rows(truth, observed)
+    if not bool(wrong.any()) and not suspects:
+        return Explanation(_below_bound(truth, observed, court))
+    if not suspects:
+        suspects = court.pairs(effects)
+    return _told(examiner, truth, data, observed, wrong, suspects, until)
+
+
+def _told(
+    examiner: Examiner,
+    truth: Truth,
+    data: LogicalData,
+    observed: Observed,
+    wrong: Tensor,
+    suspects: list[Suspect],
+    until: float,
+) -> Explanation:
+    case = truth.case
+    attended = xray(examiner) if time.monotonic() < until else None
+    differences = [] if attended is None else row_differences(attended)
+    keys = say_differences(differences)
+    where = [f"wrong: {line}" for line in say_where(case, wrong)]
+    changing = [] if observed.repeats else ["two runs on the same data differ: a race, or state kept between calls"]
+    if suspects:
+        best = suspects[0]
+        same = [s.fault.name for s in suspects[1:] if s.residual <= best.residual + 0.05]
+        lines = [_name(best)]
+        if same:
+            lines.append(f"the same on this case: {', '.join(same[:4])}{' ...' if len(same) > 4 else ''}")
+        lines += [*changing, *where, *(f"X-ray: {line}" for line in keys)]
+        return Explanation(
+            tuple(lines[:MAX_LINES]), best.fault.name, str(best.fault.fault_class), best.residual, tuple(same)
+        )
+    said = keys or say_weights(truth, data, observed.own[0])
+    kind = guess_class(differences)
+    first = f"no named fault explains this: {said[0]}" if said else "no named fault explains this"
+    lines = [first + (f" ({kind})" if kind else ""), *changing, *where, *(f"X-ray: {line}" for line in said[1:])]
+    if not keys:
+        lines.append("X-ray: every query attends to the right keys" if attended is not None else "no X-ray was taken")
+    return Explanation(tuple(lines[:MAX_LINES]), None, kind or None)
+
+
+def _name(suspect: Suspect) -> str:
+    fault = suspect.fault
+    reports = f"; {', '.join(fault.reports[:2])}" if fault.reports else ""
+    return f"{fault.name}: {fault.summary} (reproduced, residual {suspect.residual:.2f} of the bound{reports})"
+
+
+def _explain_failure(observed: Observed, suspects: list[Suspect]) -> Explanation:
+    """A run that raised: a named fault if one fails with the same words on this case."""
+    ran = f"after {len(observed.own)} runs that ended" if observed.own else "at the first run"
+    if not suspects:
+        return Explanation((f"{observed.failure}", f"it raised {ran}; no named fault fails like this on this case."))
+    best = suspects[0]
+    same = tuple(s.fault.name for s in suspects[1:])
+    lines = [f"{best.fault.name}: {best.fault.summary} (fails with the same words)", str(observed.failure)]
+    if same:
+        lines.append(f"the same on this case: {', '.join(same[:4])}{' ...' if len(same) > 4 else ''}")
+    return Explanation(tuple(lines), best.fault.name, str(best.fault.fault_class), 0.0, same)
+
+
+def _below_bound(truth: Truth, observed: Observed, court: Court) -> tuple[str, ...]:
+    error = max(float(((one.out - truth.golden.out).abs() / (truth.bound + 1e-30)).max()) for one in observed.own)
+    return (
+        f"nothing to explain here: every row is within its bound (largest error {error:.2f} of it) and LSE agrees.",
+        f"an emulated kernel without fault is {court.without_fault:.2f} of what right kernels may differ by away; "
+        "a fault of that size cannot be told from rounding on this case.",
+    )
+
+
+def xray(examiner: Examiner) -> Attended | None:
+    """X-ray of the adapter, or None where that takes too many runs or a run raises."""
+    if runs_needed(examiner.case) > MAX_RUNS:
+        return None
+    try:
+        return attended_matrix(examiner.case, lambda data: examiner.run(data, LEVEL)[1].out, examiner.device)
+    except (AdapterFailure, DoesNotFit):
+        return None

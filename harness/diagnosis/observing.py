@@ -1,0 +1,142 @@
+"""What is looked at to explain a wrong output: the same few runs of the adapter and of each suspect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cases.recipes import LogicalData
+from cases.schema import AttentionCase, Poison
+from harness.judging.compare import natural_lse
+from harness.judging.traits import kernel_traits
+from harness.running.examine import AdapterFailure, Examiner
+from references.certificates import RECIPES, CertificateData, applicable
+from references.error_bounds import row_bounds
+from references.golden import GoldenOutput, golden_attention
+from references.traits import UNIT_ROUNDOFF
+
+REPEATS = 3
+LSE_TOLERANCE = 2e-3  # two right kernels, each within 1e-3
+LSE_RELATIVE = 2.0**-18
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """out: fp64 [total_q, num_qo_heads, head_dim_vo]; lse: fp64 natural [total_q, num_qo_heads] or None."""
+
+    out: Tensor
+    lse: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """own: the case's own data, run REPEATS times; flat: the FLAT certificate's data, once, where it applies.
+
+    failure: the message of a run that raised; what was seen before it is kept.
+    """
+
+    own: tuple[Seen, ...] = ()
+    flat: Seen | None = None
+    failure: str | None = None
+
+    @property
+    def repeats(self) -> bool:
+        """True if every run on the same data gave the same bits."""
+        return all(_identical(self.own[0], other) for other in self.own[1:])
+
+
+def _identical(a: Seen, b: Seen) -> bool:
+    def same(x: Tensor, y: Tensor) -> bool:
+        return bool(((x == y) | (x.isnan() & y.isnan())).all())
+
+    return same(a.out, b.out) and (a.lse is None or b.lse is None or same(a.lse, b.lse))
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What the case should give, and how far two right kernels may differ on it.
+
+    golden, bound: own data; flat: the certificate, or None; level: poison that the observations run at
+    """
+
+    case: AttentionCase
+    golden: GoldenOutput
+    golden_lse: Tensor
+    bound: Tensor
+    flat: CertificateData | None
+    level: Poison
+
+
+def find_truth(examiner: Examiner, level: Poison, data: LogicalData) -> Truth:
+    """Golden attention and row bounds of the case's own `data`, and FLAT's answer."""
+    case, traits = examiner.case, kernel_traits(examiner.adapter)
+    golden = golden_attention(case, data, moments=True)
+    lse = golden.lse
+    if data.sinks is not None and not examiner.adapter.lse_includes_sink:
+        lse = golden_attention(case, LogicalData(data.q, data.k, data.v, None)).lse
+    flat = RECIPES["flat"].build(case, examiner.device) if applicable("flat", case, traits) is None else None
+    return Truth(case, golden, lse, row_bounds(case, data, golden, traits), flat, level)
+
+
+def observe(examiner: Examiner, flat: CertificateData | None, level: Poison, repeats: int = REPEATS) -> Observed:
+    """Run the adapter on own data `repeats` times, then on FLAT's. What the adapter raises is kept, not raised."""
+    own: list[Seen] = []
+    try:
+        for _ in range(repeats):
+            own.append(seen(examiner, None, level))
+        on_flat = None if flat is None else seen(examiner, flat.data, level)
+    except AdapterFailure as failure:
+        return Observed(tuple(own), None, str(failure))
+    return Observed(tuple(own), on_flat)
+
+
+def seen(examiner: Examiner, data: LogicalData | None, level: Poison) -> Seen:
+    _, output = examiner.run(data, level)
+    lse = None if output.lse is None else natural_lse(output.lse, examiner.adapter.lse_base)
+    return Seen(output.out.double(), lse)
+
+
+# -- distances -----------------------------------------------------------------------------------
+def difference(a: Seen, b: Seen, bound: Tensor | float, dtype: str) -> Tensor:
+    """How far apart two outputs are, in units of what two right kernels may differ: [total_q, num_qo_heads].
+
+    Above 1 they are different. `bound` is what one right kernel may be off by; outputs much larger than
+    the right ones (stale slots) are allowed their own rounding. NaN agrees with NaN alone.
+    """
+    size = torch.maximum(a.out.abs(), b.out.abs())
+    tolerance = 2 * bound + 4 * UNIT_ROUNDOFF[dtype] * size + 1e-30
+    ratio = ((a.out - b.out).abs() / tolerance).nan_to_num(nan=torch.inf)
+    ratio = torch.where((a.out == b.out) | (a.out.isnan() & b.out.isnan()), 0.0, ratio).amax(-1)
+    if a.lse is None or b.lse is None:
+        return ratio
+    allowed = LSE_TOLERANCE + LSE_RELATIVE * torch.where(a.lse.isfinite(), a.lse.abs(), 0.0)
+    off = ((a.lse - b.lse).abs() / allowed).nan_to_num(nan=torch.inf)
+    off = torch.where((a.lse == b.lse) | (a.lse.isnan() & b.lse.isnan()), 0.0, off)
+    return torch.maximum(ratio, off)
+
+
+def flat_bound(flat: CertificateData) -> Tensor:
+    """Absolute slack [total_q, num_qo_heads, 1] for comparing two outputs on FLAT's data: 1/16 of one key."""
+    return (1 / (32 * flat.exact.weight.double().clamp(min=1)))[:, :, None]
+
+
+def wrong_rows(truth: Truth, observed: Observed) -> Tensor:
+    """bool [total_q, num_qo_heads]: rows off by more than their bound (or LSE) on own data, else on FLAT's."""
+    shape = truth.golden.out.shape[:2]
+    wrong = torch.zeros(shape, dtype=torch.bool, device=truth.golden.out.device)
+    for one in observed.own:
+        inside = (one.out - truth.golden.out).abs() <= truth.bound
+        has_key = truth.golden.lse.isfinite()
+        wrong |= ~inside.all(-1) & has_key
+        if one.lse is not None:
+            close = (one.lse - truth.golden_lse).abs() <= 1e-3 + LSE_RELATIVE * truth.golden_lse.abs()
+            wrong |= ~close & truth.golden_lse.isfinite()
+    if not bool(wrong.any()) and observed.flat is not None and truth.flat is not None:
+        weight = truth.flat.exact.weight.double()[:, :, None]
+        right = truth.flat.exact.code.double() * truth.case.v_scale / weight.clamp(min=1)
+        off = (observed.flat.out - right).abs() * weight
+        budget = 0.4 + weight * right.abs() * 2 * UNIT_ROUNDOFF[truth.case.dtype]
+        wrong |= (~(off <= budget)).any(-1) & (weight[..., 0] > 0)
+    return wrong

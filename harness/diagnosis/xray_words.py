@@ -1,0 +1,153 @@
+"""An X-ray in words: too many keys, too few, another request's, stale slots; regular patterns by their rule."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cases.ragged import indptr, query_rows
+from harness.diagnosis.where import spans
+from harness.diagnosis.xray import Attended
+
+
+@dataclass(frozen=True, slots=True)
+class RowDifference:
+    """One row (union over its heads). Positions within the request; foreign are (request, position)."""
+
+    request: int
+    position: int
+    missing: tuple[int, ...]
+    extra: tuple[int, ...]
+    twice: tuple[int, ...]
+    foreign: tuple[tuple[int, int], ...]
+    unowned: int
+    other_head: bool
+    broken: bool
+
+
+def row_differences(attended: Attended) -> list[RowDifference]:
+    """Every row that attended to anything but what it should."""
+    case = attended.case
+    rows = query_rows(case, "cpu")
+    starts = indptr([r.kv_len for r in case.requests], "cpu", torch.int64)
+    times, expected = attended.times.cpu(), attended.expected.cpu()
+    own_head = torch.arange(case.num_qo_heads) // case.group_size
+    found = []
+    for row in torch.nonzero(attended.differs.any(1)).flatten().tolist():
+        request = int(rows.request[row])
+        begin, end = int(starts[request]), int(starts[request + 1])
+        mine, right = times[row], expected[row]
+        broken = attended.broken[row].cpu()
+        sound = ~broken
+        missing = ((mine == 0) & right & sound[:, None]).any(0)
+        extra = ((mine > 0) & ~right).any(0)
+        outside = torch.nonzero(extra).flatten()
+        foreign = [int(k) for k in outside if not begin <= int(k) < end]
+        inside = torch.nonzero(extra[begin:end]).flatten().tolist()
+        found.append(
+            RowDifference(
+                request=request,
+                position=int(rows.position[row]),
+                missing=tuple(torch.nonzero(missing[begin:end]).flatten().tolist()),
+                extra=tuple(inside),
+                twice=tuple(torch.nonzero(((mine > 1) & right).any(0)[begin:end]).flatten().tolist()),
+                foreign=tuple(_owner(k, starts) for k in foreign),
+                unowned=int(attended.unowned[row].max()),
+                other_head=bool(((attended.kv_head[row].cpu() != own_head) & (mine.sum(-1) > 0) & sound).any()),
+                broken=bool(broken.any()),
+            )
+        )
+    return found
+
+
+def _owner(key: int, starts: Tensor) -> tuple[int, int]:
+    request = int(torch.searchsorted(starts, torch.tensor(key), right=True)) - 1
+    return request, key - int(starts[request])
+
+
+def say_differences(differences: list[RowDifference], limit: int = 3) -> list[str]:
+    """The kinds of difference there are, one line each, most telling first."""
+    lines: list[str] = []
+    foreign = [d for d in differences if d.foreign]
+    if foreign:
+        d = foreign[0]
+        others = sorted({request for request, _ in d.foreign})
+        keys = spans(sorted(p for request, p in d.foreign if request == others[0]))
+        lines.append(
+            f"another request's keys are seen: request {d.request} query {d.position} attends to keys {keys} of "
+            f"request {others[0]}{_more(foreign)}"
+        )
+    stale = [d for d in differences if d.unowned]
+    if stale:
+        d = stale[0]
+        lines.append(
+            f"stale slots are seen: request {d.request} query {d.position} attends to {d.unowned} slots that hold "
+            f"no key{_more(stale)}"
+        )
+    for words, name in (("are missing", "missing"), ("are seen and should not be", "extra"), ("count twice", "twice")):
+        some = [d for d in differences if getattr(d, name)]
+        if some:
+            lines.append(f"{_keys(some, name)} {words}{_more(some)}")
+    heads = [d for d in differences if d.other_head]
+    if heads and not any(d.foreign or d.missing or d.extra for d in heads):
+        lines.append(f"another kv head is read{_more(heads)}")
+    broken = [d for d in differences if d.broken]
+    if broken:
+        lines.append(f"request {broken[0].request} query {broken[0].position} sees no key, or gives NaN{_more(broken)}")
+    return lines[:limit]
+
+
+def _more(some: list[RowDifference]) -> str:
+    return f" ({len(some)} rows)" if len(some) > 1 else ""
+
+
+def _keys(some: list[RowDifference], name: str) -> str:
+    """Which keys: by number if all rows agree, by distance if they agree in that, else by example."""
+    values = [(d, getattr(d, name)) for d in some]
+    together = sorted({k for _, keys in values for k in keys})
+    requests = sorted({d.request for d in some})
+    of = f" of request {requests[0]}" if len(requests) == 1 else ""
+    step = _step(together)
+    if step > 1 and len(together) >= 3:
+        listed = ", ".join(str(k) for k in together[:3])
+        more = " ..." if len(together) > 3 else ""
+        return f"keys {listed}{more}{of} (every {step}{'nd' if step == 2 else 'rd' if step == 3 else 'th'})"
+    distances = {tuple(sorted(d.position - k for k in keys)) for d, keys in values}
+    if len(distances) == 1 and len(some) > 1:
+        only = distances.pop()
+        return f"the key{'s' if len(only) > 1 else ''} {spans(only)} before each query{of}"
+    if len({keys for _, keys in values}) == 1:
+        return f"key{'s' if len(together) > 1 else ''} {spans(together)}{of}"
+    d, keys = values[0]
+    return f"key{'s' if len(keys) > 1 else ''} {spans(keys)} of query {d.position} in request {d.request}"
+
+
+def _step(keys: list[int]) -> int:
+    """The common distance of neighbouring keys, or 0."""
+    steps = {b - a for a, b in itertools.pairwise(keys)}
+    return steps.pop() if len(steps) == 1 else 0
+
+
+def guess_class(differences: Iterable[RowDifference]) -> str:
+    """The nearest plain description of what a set of differences has in common."""
+    some = list(differences)
+    if any(d.foreign for d in some):
+        return "wrong request"
+    if any(d.unowned for d in some):
+        return "stale slots"
+    if any(d.twice for d in some):
+        return "keys counted twice"
+    missing, extra = any(d.missing for d in some), any(d.extra for d in some)
+    if missing and extra:
+        return "other keys"
+    if missing:
+        return "too few keys"
+    if extra:
+        return "too many keys"
+    if any(d.other_head for d in some):
+        return "wrong head"
+    return "no keys" if any(d.broken for d in some) else ""
