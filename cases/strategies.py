@@ -87,9 +87,12 @@ def _masks(draw: DrawFn, bounds: Profile, limits: DrawLimits, page_size: int) ->
 
 
 def _heads(draw: DrawFn, bounds: Profile, limits: DrawLimits) -> dict[str, Any]:
-    groups = tuple(g for g in limits.group_sizes if g <= bounds.max_qo_heads) or (min(limits.group_sizes),)
-    group = draw(_pick(groups))
-    kv_heads = draw(_pick(tuple(n for n in (1, 2, 4, 8, 3) if n == 1 or n * group <= bounds.max_qo_heads)))
+    # Every case makes the same draws here: one that comes and goes with another's value would shift
+    # those after it, and the shrinker could then lower neither.
+    group = draw(_pick(limits.group_sizes))
+    if group > bounds.max_qo_heads:
+        group = min(limits.group_sizes)
+    kv_heads = min(draw(_pick((1, 2, 4, 8, 3))), max(1, bounds.max_qo_heads // group))
     head_dim = draw(_pick(limits.head_dims))
     other = draw(_pick((head_dim, head_dim, *limits.head_dims))) if limits.head_dim_vo_differs else head_dim
     dtype = draw(_pick(limits.dtypes))
