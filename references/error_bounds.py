@@ -92,7 +92,7 @@ def lse_bounds(case: AttentionCase, data: LogicalData, golden: GoldenOutput, tra
     and the LSE's own roundings as in the module's text.
     """
     moments = _moments(case, data, golden)
-    p_error = traits.p_roundoff(case.dtype) * torch.clamp(C1 * moments.p2.sqrt(), max=1.0) * moments.mass
+    p_error = traits.p_roundoff(case.dtype) * torch.minimum(C1 * moments.p2.sqrt(), moments.mass)
     p_error += UNDERFLOW.get(_p_dtype(case, traits), 0.0) * moments.p_max * _count(case, golden.out.device)
     lse = golden.lse.nan_to_num(posinf=0.0, neginf=0.0).abs().clamp(min=1.0)
     own = LSE_ROUNDINGS * UNIT_ROUNDOFF["float32"] * lse

@@ -11,8 +11,9 @@ output dtype):
     2^-20 (|S1| + |S2|)    merge weights from an fp32 LSE
     2 r |s|max sum_bound   relative error r of scores: hardware tanh, keys scaled by no power of two
 
-An element is judged where these add up to no more than BUDGET, so that reaching THRESHOLD proves
-another integer. Walk codes stay within it by construction; special columns where they apply.
+An element is judged where the roundings add up to no more than BUDGET, and all of it to no more than
+PROOF, so that reaching THRESHOLD proves another integer. Walk codes stay within it by construction;
+special columns where they apply.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from references.traits import UNIT_ROUNDOFF, KernelTraits, is_power_of_two
 
 BUDGET = 0.1
 CHAIN_BUDGET = 0.25  # more than two legs: every plain column would pass BUDGET
+PROOF = 0.45  # with errors of scores: still short of THRESHOLD
+ALMOST_EXACT = 2.0**-12  # beside a spacing of outputs, in units of S
 MERGE_WEIGHT_ERROR = 2.0**-20
 FP32_LSE_ULPS = 4  # roundings on the way to an LSE: the sum, its logarithm, the maximum added, the legs'
 CHUNK_ELEMENTS = 1 << 24
@@ -88,23 +91,29 @@ def _code_residual(
         part = legs.code[at].double()
         part_weight = legs.weight[at].double()[:, :, None]
         merged = (part_weight > 0) & (part_weight < weight)
-        roundings = _rounding(case, part, part_weight) + _rounding(case, code - part, weight - part_weight)
+        # Which leg counts a sink is the kernel's affair: partial outputs are then taken to be rounded.
+        exact = built.sink_mass is None
+        roundings = _rounding(case, part, part_weight, exact)
+        roundings += _rounding(case, code - part, weight - part_weight, exact)
         roundings += MERGE_WEIGHT_ERROR * (part.abs() + (code - part).abs())
+        # An output that is no longer exact before its own rounding is rounded, even if S/N would not be.
+        budget = torch.where(merged & (roundings > ALMOST_EXACT), _rounding(case, code, total, False), budget)
         budget += torch.where(merged, roundings, 0.0)
     elif traits.merge_legs > 2:
         budget += UNIT_ROUNDOFF[case.dtype] * (2 * traits.merge_legs - 2) * built.sum_bound
         budget[:, :, list(built.special)] = torch.inf
-    budget += 2 * score_error(case, traits) * built.max_score * built.sum_bound
-    limit = CHAIN_BUDGET if traits.merge_legs > 2 else BUDGET
-    # A kernel declared good to k ulp only: all of its roundings are that much larger, and so is the limit.
-    return residual, (budget <= limit) & (2 * traits.out_ulp * budget < THRESHOLD) & (weight > 0)
+    budget *= 2 * traits.out_ulp  # a kernel declared good to k ulp only
+    limit = CHAIN_BUDGET if traits.merge_legs > 2 else BUDGET * max(1.0, 2 * traits.out_ulp)
+    scores = 2 * score_error(case, traits) * built.max_score * built.sum_bound
+    return residual, (budget <= limit) & (budget + scores < PROOF) & (weight > 0)
 
 
-def _rounding(case: AttentionCase, code: Tensor, weight: Tensor) -> Tensor:
+def _rounding(case: AttentionCase, code: Tensor, weight: Tensor, may_be_exact: bool = True) -> Tensor:
     """Largest change, in units of S, from rounding v_scale * S/N to the output dtype: u|S|, or 0 if exact."""
-    value = code * case.v_scale / weight
-    exact = value.to(torch_dtype(case.dtype)).double() == value
-    rounding = torch.where(exact, 0.0, code.abs() * UNIT_ROUNDOFF[case.dtype])
+    rounding = code.abs() * UNIT_ROUNDOFF[case.dtype]
+    if may_be_exact:
+        value = code * case.v_scale / weight
+        rounding = torch.where(value.to(torch_dtype(case.dtype)).double() == value, 0.0, rounding)
     if not is_power_of_two(case.v_scale):
         # Dequantised V rounds +-v_scale, for all keys alike; a rounded output times v_scale rounds again.
         rounding = rounding + code.abs() * UNIT_ROUNDOFF[case.dtype]

@@ -179,7 +179,7 @@ def _tanh(x: Tensor, bits: int) -> Tensor:
     if bits >= 24:
         return exact
     step = torch.exp2(torch.floor(torch.log2(exact.abs().clamp(min=2.0**-60))) - bits + 1)
-    return torch.floor(exact / step) * step
+    return torch.round(exact / step) * step
 
 
 def _pass(

@@ -15,7 +15,7 @@ def traits_of(kernel: Kernel) -> KernelTraits:
         merge_legs=kernel.legs,
         p_dtype="input" if kernel.p_dtype is None else str(kernel.p_dtype).removeprefix("torch."),
         lse_base="log2" if kernel.log2_lse else "natural",
-        tanh_error=2.0 ** (1 - kernel.tanh_bits),
+        tanh_error=2.0**-kernel.tanh_bits,
     )
 
 
