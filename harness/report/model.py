@@ -145,6 +145,7 @@ def _detail(record: Record, inputs: ReportInput) -> dict[str, Any]:
         "poison": record.poison,
         "place": place,
         "picture": picture_rows(record, place),
+        "rows": next((e.measure["rows"] for e in record.evidence if e.measure.get("rows")), None),
         "pictures": list(inputs.pictures.get(record.case.id, ())),
     }
 

@@ -150,6 +150,7 @@ def test_a_finding_is_opened_by_keyboard_and_can_be_read(page: Page) -> None:
     assert page.page.locator(".finding figure svg rect").count() > 4
     page.page.locator(".finding .body summary", has_text="case as JSON").first.click()
     assert '"page_order"' in page.text(".finding pre")
+    assert "[object" not in page.text("main")
     assert_quiet(page)
 
 

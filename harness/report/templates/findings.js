@@ -62,7 +62,7 @@ function findingBody(group, n) {
   const text = el("div", {}, el("h3", {}, at.name(n), " ", el("code", { class: "quiet" }, at.id(n))));
   if (at.reason(n)) text.append(el("p", {}, at.reason(n)));
   if (data.records.stability[n]) text.append(el("p", { class: "quiet" }, `Run three times: ${data.records.stability[n]}.`));
-  body.append(el("div", { class: "columns" }, text, detail ? maskPicture(detail) : null));
+  body.append(el("div", { class: "columns" }, text, detail ? el("div", { class: "pictures" }, maskPicture(detail), rowsPicture(detail)) : null));
   if (!detail) text.append(el("p", { class: "quiet" }, `Its evidence was left out of this page to keep it small (${data.findings} findings); it is in the records.`));
   else {
     if (detail.explanation.length) text.append(el("ol", { class: "why" }, detail.explanation.map(line => el("li", {}, line))));

@@ -1,4 +1,20 @@
 // What a finding's queries should see, and what they saw where the record has an X-ray.
+// Error over bound of each row and head: queries down, heads across, red where it is too large.
+function rowsPicture(detail) {
+  const m = detail.rows;
+  if (!m) return null;
+  const CELL = 12, LEFT = 52, TOP = 20, heads = m.ratio[0].length, picture = svg("svg", { width: LEFT + heads * CELL + 8, height: TOP + m.ratio.length * CELL + 6, role: "img", "aria-label": "Error over bound by query and head" });
+  m.ratio.forEach((row, q) => row.forEach((value, head) => {
+    const over = value === null || value > 1, strength = value === null ? 1 : over ? 0.45 + 0.55 * Math.min(1, Math.log10(value) / 2) : 0.08 + 0.5 * value;
+    picture.append(svg("rect", { x: LEFT + head * CELL, y: TOP + q * CELL, width: CELL - 1, height: CELL - 1, fill: over ? "var(--bad)" : "var(--accent)", "fill-opacity": strength.toFixed(2) },
+      svg("title", {}, `query ${m.first_query + q}, head ${head}: ${value === null ? "not finite" : figure(value)}`)));
+  }));
+  const step = Math.max(1, Math.ceil(m.ratio.length / 12));
+  for (let q = 0; q < m.ratio.length; q += step) picture.append(svg("text", { x: LEFT - 7, y: TOP + q * CELL + CELL - 2, "text-anchor": "end", class: "quiet" }, `q ${m.first_query + q}`));
+  for (let head = 0; head < heads; head += 4) picture.append(svg("text", { x: LEFT + head * CELL + CELL / 2, y: TOP - 6, "text-anchor": "middle", class: "quiet" }, String(head)));
+  return el("figure", {}, picture, el("figcaption", {}, `Request ${m.request}: error over bound, queries down, heads across. `, el("span", { class: "swatch", style: "background: var(--accent); opacity: .5" }), "within the bound ", el("span", { class: "swatch", style: "background: var(--bad)" }), "over it"));
+}
+
 function maskPicture(detail) {
   const m = detail.picture;
   if (!m) return null;

@@ -78,12 +78,14 @@ function drawRecords(keepPage) {
   $("pager").replaceChildren(turn("Previous", -1), el("span", { class: "quiet" }, `page ${tableState.page + 1} of ${pages}`), turn("Next", 1));
 }
 
-function drawChanges() {
+function drawChanges(all) {
   const node = $("changes");
   if (!node || !data.baseline.changes.length) return;
+  const rows = all ? data.baseline.changes : data.baseline.changes.slice(0, PAGE), more = data.baseline.changes.length > rows.length;
   node.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ["what", "adapter", "case", ""].map(h => el("th", { scope: "col" }, h)))),
-    el("tbody", {}, data.baseline.changes.map(([kind, adapter, name, id, sentence]) => el("tr", {}, el("td", { class: "bad name" }, kind), el("td", { class: "name" }, adapter),
-      el("td", { class: "wide" }, el("button", { type: "button", class: "link", onclick: () => setFilter({ text: id, adapter: "", family: "", verdict: "" }) }, name)), el("td", {}, sentence))))));
+    el("tbody", {}, rows.map(([kind, adapter, name, id, sentence]) => el("tr", {}, el("td", { class: "bad name" }, kind), el("td", { class: "name" }, adapter),
+      el("td", { class: "wide" }, el("button", { type: "button", class: "link", onclick: () => setFilter({ text: id, adapter: "", family: "", verdict: "" }) }, name)), el("td", {}, sentence))))),
+    more ? el("p", {}, el("button", { type: "button", onclick: () => drawChanges(true) }, `Show all ${count(data.baseline.changes.length)} changes`)) : "");
 }
 
 const STAGE_COLORS = { build: "#7a9cc6", prepare: "#b9b2d6", plan: "#d9a441", run: "#c2553f", golden: "#4f8f6b", judge: "#8a8f98" };
