@@ -27,12 +27,15 @@ app = typer.Typer(
 
 def _register() -> None:
     # Imported here so that `attn-harness --version` does not pay for torch.
-    from harness.cli import doctor, listing, replay, run
+    from harness.cli import doctor, gate, listing, oracle, replay, report, run
 
     app.command("doctor")(doctor.doctor)
     app.command("list")(listing.listing)
     app.command("run")(run.run)
     app.command("replay")(replay.replay)
+    app.command("gate")(gate.gate)
+    app.command("report")(report.report)
+    app.command("oracle")(oracle.oracle)
 
 
 @app.callback(invoke_without_command=True)
