@@ -17,6 +17,7 @@ from typing import Any
 from harness.adapters.flash_attention import FlashAttention2, FlashAttention3, FlashAttention4
 from harness.adapters.flashinfer import FlashInferPagedFa2, FlashInferPagedFa3, FlashInferSwaMerge
 from harness.adapters.protocol import Adapter
+from harness.adapters.torch_native import TorchFlex, TorchFlexEager, TorchSdpa, TorchVarlen, cannot_compile
 from harness.emulation.flash_attention import EmulatedFlashAttention
 from harness.emulation.flashinfer import EmulatedFlashInfer
 from harness.emulation.hooks import Hooks
@@ -49,7 +50,7 @@ class Entry:
 
 def available() -> list[Entry]:
     """Every adapter known here: real ones, emulated ones, and those of installed entry points."""
-    return [*_flashinfer(), *_flash_attention(), *_entry_points()]
+    return [*_flashinfer(), *_flash_attention(), *_torch(), *_sglang(), *_entry_points()]
 
 
 def match(patterns: Iterable[str]) -> list[Entry]:
@@ -154,6 +155,47 @@ def _missing_flash_attention(backend: str) -> str | None:
 
 def _vllm_extension(vllm: Path | None, generation: int) -> bool:
     return vllm is not None and any((vllm / "vllm_flash_attn").glob(f"_vllm_fa{generation}_C*.so"))
+
+
+# -- SGLang's backends ---------------------------------------------------------------------------
+def _sglang() -> list[Entry]:
+    from harness.adapters.sglang import Libraries, sglang_entries
+
+    def real_fa3() -> Any:
+        from harness.adapters.flash_attention_library import load_flash_attention_3
+
+        return load_flash_attention_3()
+
+    libraries = Libraries(
+        has_gpu=bool(gpu_ids()),
+        fa3_missing=_missing_flash_attention("fa3"),
+        flash_attention_3=real_fa3,
+        emulated_flash_attention_3=lambda: EmulatedFlashAttention("fa3"),
+        emulated_flashinfer=EmulatedFlashInfer,
+    )
+
+    def factory(make: Callable[[], Any]) -> Callable[[Hooks | None], Any]:
+        def build(hooks: Hooks | None) -> Any:
+            _refuse_hooks(hooks)
+            return make()
+
+        return build
+
+    return [Entry(e.name, factory(e.make), e.why_not, e.emulated) for e in sglang_entries(libraries)]
+
+
+# -- torch ---------------------------------------------------------------------------------------
+def _torch() -> list[Entry]:
+    def real(kind: Callable[[], Any]) -> Callable[[Hooks | None], Any]:
+        def make(hooks: Hooks | None) -> Any:
+            _refuse_hooks(hooks)
+            return kind()
+
+        return make
+
+    why_not = {TorchVarlen.name: _missing_gpu(), TorchFlex.name: _missing_gpu() and cannot_compile()}
+    kinds = (TorchVarlen, TorchSdpa, TorchFlex, TorchFlexEager)
+    return [Entry(kind.name, real(kind), why_not.get(kind.name)) for kind in kinds]
 
 
 # -- outside -------------------------------------------------------------------------------------
