@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from harness.adapters.capabilities import Capabilities, Rule
 from harness.adapters.flash_attention import FlashAttentionLibrary
 from harness.adapters.sglang.adapter import COMMON_RULES, SglangAdapter, equal_replay
 from harness.adapters.sglang.compat import compat_for
-from harness.adapters.sglang.runtime import KernelSource
+from harness.adapters.sglang.runtime import KernelSource, runtime
 from harness.adapters.sglang.tree import SglangUnavailable, Tree, find_tree
+from harness.errors import UsageError
 
 HALF = ("bfloat16", "float16")
 ALL_MODES = tuple(Mode)
@@ -23,11 +25,109 @@ FLASHINFER_HEAD_DIMS = (64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class SglangEntry:
-    """name, why it cannot run here (or None), and what builds it."""
+    """name, why it cannot run here (or None), whether its kernels are emulated, and what builds it."""
 
     name: str
     why_not: str | None
+    emulated: bool
     make: Callable[[], SglangAdapter]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One adapter. anywhere: torch alone computes, so that it runs with and without a GPU."""
+
+    name: str
+    backend: str
+    capabilities: Capabilities
+    anywhere: bool = False
+    can_be_emulated: bool = False
+    merge_legs: int = 1
+    prefix_seq_lens: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+    packages: tuple[str, ...] = ()
+
+
+def flashinfer_graph(case: Any) -> str | None:
+    """flashinfer_backend.py raises ValueError for any other mode in capture (0.5.12, 0.5.13)."""
+    if case.execution.uses_graph and case.mode is Mode.DRAFT_EXTEND_V2:
+        return "SGLang's flashinfer backend captures no graph of DRAFT_EXTEND_V2"
+    return None
+
+
+def verify_equal_capture(case: Any) -> str | None:
+    """TARGET_VERIFY and DECODE replay the row counts of the capture; DRAFT_EXTEND_V2 takes others on fa3."""
+    return None if case.mode is Mode.DRAFT_EXTEND_V2 else equal_replay(case)
+
+
+def _rules(*more: Rule) -> tuple[Rule, ...]:
+    return (*COMMON_RULES, *more)
+
+
+FLASHINFER = Capabilities(
+    dtypes=HALF,
+    head_dims=FLASHINFER_HEAD_DIMS,
+    empty_extends=False,
+    graph=True,
+    rules=_rules(flashinfer_graph, equal_replay),
+)
+SPECS = (
+    Spec(
+        "sglang-flashinfer",
+        "flashinfer",
+        FLASHINFER,
+        can_be_emulated=True,
+        merge_legs=2,
+        packages=("flashinfer-python",),
+    ),
+    Spec(
+        "sglang-flashinfer-paged",
+        "flashinfer",
+        FLASHINFER,
+        can_be_emulated=True,
+        environment=(("SGLANG_FLASHINFER_USE_PAGED", "1"),),
+        packages=("flashinfer-python",),
+    ),
+    Spec(
+        "sglang-fa3",
+        "fa3",
+        Capabilities(dtypes=HALF, sinks=True, graph=True, empty_extends=False, rules=_rules(verify_equal_capture)),
+        can_be_emulated=True,
+    ),
+    Spec(
+        "sglang-fa3@prefix-seq-lens",
+        "fa3",
+        Capabilities(modes=(Mode.DRAFT_EXTEND_V2,), dtypes=HALF, empty_extends=False, rules=_rules()),
+        can_be_emulated=True,
+        prefix_seq_lens=True,
+    ),
+    Spec(
+        "sglang-triton",
+        "triton",
+        Capabilities(
+            dtypes=HALF,
+            sinks=True,
+            graph=True,
+            head_dim_vo_differs=True,
+            empty_extends=False,
+            rules=_rules(equal_replay),
+        ),
+    ),
+    Spec(
+        "sglang-torch-native",
+        "torch_native",
+        Capabilities(
+            modes=NO_VERIFY, dtypes=(*HALF, "float32"), head_dim_vo_differs=True, empty_extends=False, rules=_rules()
+        ),
+        anywhere=True,
+    ),
+    Spec(
+        "sglang-flex",
+        "flex_attention",
+        Capabilities(modes=NO_VERIFY, dtypes=(*HALF, "float32"), empty_extends=False, rules=_rules()),
+        anywhere=True,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,107 +155,61 @@ def found_tree() -> tuple[Tree | None, str | None]:
 
 
 def sglang_entries(libraries: Libraries) -> list[SglangEntry]:
-    """Every SGLang adapter; on a machine without a GPU, those that run there, over emulated kernels."""
+    """Every SGLang adapter: on real kernels, and, for a machine without a GPU, on emulated ones."""
     _, why_not = found_tree()
     gpu = libraries.has_gpu
-    source = KernelSource(
-        emulated=not gpu,
-        flash_attention=(
-            (libraries.flash_attention_3 if libraries.fa3_missing is None else None)
-            if gpu
-            else libraries.emulated_flash_attention_3
-        ),
-        flashinfer=None if gpu else libraries.emulated_flashinfer,
+    real = KernelSource(
+        emulated=False, flash_attention=libraries.flash_attention_3 if libraries.fa3_missing is None else None
     )
-    no_flashinfer = None if not gpu or _installed("flashinfer") else "flashinfer-python is not installed"
-    no_fa3 = libraries.fa3_missing if gpu else None
-    no_gpu = None if gpu else "SGLang's Triton kernels need a CUDA GPU"
-
-    def entry(name: str, backend: str, also: str | None, capabilities: Capabilities, **options: Any) -> SglangEntry:
-        return SglangEntry(name, why_not or also, lambda: SglangAdapter(name, backend, source, capabilities, **options))
-
-    flashinfer = Capabilities(
-        dtypes=HALF,
-        head_dims=FLASHINFER_HEAD_DIMS,
-        empty_extends=False,
-        graph=gpu,
-        rules=_rules(flashinfer_graph, equal_replay),
+    emulated = KernelSource(
+        emulated=True,
+        flash_attention=libraries.emulated_flash_attention_3,
+        flashinfer=libraries.emulated_flashinfer,
     )
-    fa3 = Capabilities(dtypes=HALF, sinks=True, graph=True, empty_extends=False, rules=_rules(verify_equal_capture))
-    return [
-        entry(
-            "sglang-flashinfer",
-            "flashinfer",
-            no_flashinfer,
-            flashinfer,
-            merge_legs=2,
-            packages=("flashinfer-python",),
-        ),
-        entry(
-            "sglang-flashinfer-paged",
-            "flashinfer",
-            no_flashinfer,
-            flashinfer,
-            environment={"SGLANG_FLASHINFER_USE_PAGED": "1"},
-            packages=("flashinfer-python",),
-        ),
-        entry("sglang-fa3", "fa3", no_fa3, fa3),
-        entry(
-            "sglang-fa3@prefix-seq-lens",
-            "fa3",
-            no_fa3,
-            Capabilities(modes=(Mode.DRAFT_EXTEND_V2,), dtypes=HALF, empty_extends=False, rules=_rules()),
-            prefix_seq_lens=True,
-        ),
-        entry(
-            "sglang-triton",
-            "triton",
-            no_gpu,
-            Capabilities(
-                dtypes=HALF,
-                sinks=True,
-                graph=True,
-                head_dim_vo_differs=True,
-                empty_extends=False,
-                rules=_rules(equal_replay),
-            ),
-            merge_legs=1,
-        ),
-        entry(
-            "sglang-torch-native",
-            "torch_native",
-            None,
-            Capabilities(
-                modes=NO_VERIFY,
-                dtypes=(*HALF, "float32"),
-                head_dim_vo_differs=True,
-                empty_extends=False,
-                rules=_rules(),
-            ),
-        ),
-        entry(
-            "sglang-flex",
-            "flex_attention",
-            None,
-            Capabilities(modes=NO_VERIFY, dtypes=(*HALF, "float32"), empty_extends=False, rules=_rules()),
-        ),
-    ]
+    no_gpu = None if gpu else "no CUDA GPU here"
+    missing = {
+        "flashinfer": None if _installed("flashinfer") else "flashinfer-python is not installed",
+        "fa3": libraries.fa3_missing,
+    }
+    entries = []
+    for spec in SPECS:
+        here = real if gpu or not spec.anywhere else emulated
+        also = None if spec.anywhere else no_gpu or missing.get(spec.backend)
+        entries.append(SglangEntry(spec.name, why_not or also, False, _maker(spec.name, spec, here)))
+        if spec.can_be_emulated:
+            name = f"{spec.name}@emulated"
+            also = "on a machine with a GPU the real kernels are used" if gpu else None
+            entries.append(SglangEntry(name, why_not or also, True, _maker(name, spec, emulated)))
+    return entries
 
 
-def flashinfer_graph(case: Any) -> str | None:
-    """flashinfer_backend.py raises ValueError for any other mode in capture (0.5.12, 0.5.13)."""
-    if case.execution.uses_graph and case.mode is Mode.DRAFT_EXTEND_V2:
-        return "SGLang's flashinfer backend captures no graph of DRAFT_EXTEND_V2"
-    return None
+def _maker(name: str, spec: Spec, source: KernelSource) -> Callable[[], SglangAdapter]:
+    def make() -> SglangAdapter:
+        import_sglang(source)
+        capabilities = spec.capabilities
+        if source.emulated and spec.backend != "fa3":
+            capabilities = dataclasses.replace(capabilities, graph=False)
+        return SglangAdapter(
+            name,
+            spec.backend,
+            source,
+            capabilities,
+            merge_legs=spec.merge_legs,
+            prefix_seq_lens=spec.prefix_seq_lens,
+            environment=dict(spec.environment),
+            packages=spec.packages,
+        )
+
+    return make
 
 
-def verify_equal_capture(case: Any) -> str | None:
-    """TARGET_VERIFY and DECODE replay the row counts of the capture; DRAFT_EXTEND_V2 takes others on fa3."""
-    return None if case.mode is Mode.DRAFT_EXTEND_V2 else equal_replay(case)
-
-
-def _rules(*more: Rule) -> tuple[Rule, ...]:
-    return (*COMMON_RULES, *more)
+def import_sglang(source: KernelSource) -> None:
+    """Import SGLang now, so that a failure is told as an environment's, not as a case's. Raises UsageError."""
+    try:
+        runtime(source)
+    except Exception as problem:
+        text = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise UsageError(f"SGLang cannot be imported here: {type(problem).__name__}: {text}") from problem
 
 
 def _installed(module: str) -> bool:

@@ -6,10 +6,9 @@ run, soft caps) reaches the emulated wrappers unchanged; the emulation knows whi
 
 from __future__ import annotations
 
-import os
+import importlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from harness.adapters.sglang.standins import StandIn
 
-SWITCH = "SGLANG_IS_FLASHINFER_AVAILABLE"  # read by sglang.srt.utils.is_flashinfer_available
+BACKEND = "sglang.srt.layers.attention.flashinfer_backend"
 FA3_HEAD_DIMS = (64, 128, 256)  # flashinfer.utils.determine_attention_backend on sm90
 
 
@@ -31,9 +30,13 @@ def make_classes(library: Any) -> dict[str, Any]:
     """The names of `flashinfer` that SGLang's flashinfer backend imports; `library` is EmulatedFlashInfer."""
 
     class Ragged:
-        def __init__(self, workspace: Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False, *, backend: str):
+        def __init__(
+            self, workspace: Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False, *, backend: str
+        ) -> None:
             _no_graph(use_cuda_graph)
-            self._make = lambda head_dim: library.ragged_wrapper(workspace, kv_layout, _resolved(backend, head_dim))
+            self._make: Callable[[int], Any] = lambda head_dim: library.ragged_wrapper(
+                workspace, kv_layout, _resolved(backend, head_dim)
+            )
             self._wrapper: Any = None
 
         def begin_forward(
@@ -64,9 +67,11 @@ def make_classes(library: Any) -> dict[str, Any]:
 
         def __init__(
             self, workspace: Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False, *, backend: str, **_: Any
-        ):
+        ) -> None:
             _no_graph(use_cuda_graph)
-            self._make = lambda head_dim: library.paged_wrapper(workspace, kv_layout, _resolved(backend, head_dim))
+            self._make: Callable[[int], Any] = lambda head_dim: library.paged_wrapper(
+                workspace, kv_layout, _resolved(backend, head_dim)
+            )
             self._wrapper: Any = None
 
         def begin_forward(
@@ -90,7 +95,7 @@ def make_classes(library: Any) -> dict[str, Any]:
                 qo_indptr,
                 paged_kv_indptr,
                 paged_kv_indices,
-                paged_kv_last_page_len,
+                _last_page_lens(paged_kv_indptr, paged_kv_last_page_len),
                 num_qo_heads,
                 num_kv_heads,
                 head_dim_qk,
@@ -112,7 +117,7 @@ def make_classes(library: Any) -> dict[str, Any]:
 
         is_cuda_graph_enabled = False
 
-        def __init__(self, workspace: Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False, **_: Any):
+        def __init__(self, workspace: Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False, **_: Any) -> None:
             _no_graph(use_cuda_graph)
             self._wrapper = library.paged_wrapper(workspace, kv_layout, "fa2")
 
@@ -175,25 +180,36 @@ def _run_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _last_page_lens(indptr: Tensor, last_page_len: Tensor) -> Tensor:
+    """SGLang passes 1 for a request without pages too; the kernel (page.cuh get_length) takes its length as 0."""
+    return torch.where(indptr.diff() > 0, last_page_len, 0)
+
+
 def _paged(cache: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """SGLang passes [slots, heads, dim] as a cache of page size 1 (flashinfer's _unpack_paged_kv_cache)."""
     k, v = (pool.unsqueeze(1) if pool.dim() == 3 else pool for pool in cache)
     return k, v
 
 
-@contextmanager
-def pretended(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """`modules` are importable, and SGLang finds FlashInfer available, while the block runs."""
-    kept = {name: sys.modules.get(name) for name in modules}
-    switch = os.environ.get(SWITCH)
+def import_backend(library: Any) -> None:
+    """Import SGLang's flashinfer_backend once more, with the pretended FlashInfer in its sight and no one else's.
+
+    The rest of SGLang was imported as on a machine without FlashInfer: quantisation, routing and
+    communication take the paths they have then.
+    """
+    import sglang.srt.utils as utils
+
+    modules, available = make_modules(library), utils.is_flashinfer_available
+    kept = {name: sys.modules.pop(name, None) for name in modules}
+    sys.modules.pop(BACKEND, None)
     sys.modules.update(modules)
-    if modules:
-        os.environ[SWITCH] = "true"
+    utils.is_flashinfer_available = lambda: True
+    # Asked for when a backend is built: recent releases have the module, not the name.
+    del kept["flashinfer.decode"]
     try:
-        yield
+        importlib.import_module(BACKEND)
     finally:
-        if modules:
-            os.environ[SWITCH] = switch or "false"
+        utils.is_flashinfer_available = available
         for name, original in kept.items():
             if original is None:
                 del sys.modules[name]

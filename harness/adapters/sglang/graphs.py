@@ -127,7 +127,8 @@ def _record(
     if not on_gpu:
         if shim is None:
             raise RuntimeError("without a GPU only the fa3 backend's graphs are emulated")
-        shim.record = calls = []
+        calls: list[Callable[[], None]] = []
+        shim.record = calls
         try:
             out = function()
         finally:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from harness.adapters.sglang import standins
 from harness.adapters.sglang.compat import compat_for
 from harness.adapters.sglang.compat.base import Compat
 from harness.adapters.sglang.flash_attn_shim import FlashAttnShim
-from harness.adapters.sglang.flashinfer_module import SWITCH, make_modules, pretended
+from harness.adapters.sglang.flashinfer_module import import_backend
 from harness.adapters.sglang.pretend import pretend_cuda, use_triton_interpreter
 from harness.adapters.sglang.setup import store_with_index_put
 from harness.adapters.sglang.tree import Tree, find_tree
@@ -55,17 +54,12 @@ class Runtime:
         self.tree: Tree = find_tree()
         self.compat: Compat = compat_for(self.tree)
         self.shim: FlashAttnShim | None = None
-        self._modules: dict[str, ModuleType] = {}
         # Before the stand-ins: a search for FlashAttention 3 must not find the shim that it is to fill.
         if source.flash_attention is not None and not _has_own_flash_attn():
             self.shim = FlashAttnShim(source.flash_attention())
         if source.emulated:
             use_triton_interpreter()
-            # Only the attention backend may see the pretended FlashInfer; quantisation, routing and
-            # communication must take the paths they have without it.
-            os.environ[SWITCH] = "false"
-            if source.flashinfer is not None:
-                self._modules = make_modules(source.flashinfer())
+            os.environ["SGLANG_IS_FLASHINFER_AVAILABLE"] = "false"
         with self._surroundings():
             self.stand_ins = standins.install(also=("flashinfer",) if source.emulated else ())
             if self.shim is not None:
@@ -73,6 +67,8 @@ class Runtime:
             self.compat.start()
             store_with_index_put(self.shim)
             importlib.import_module("sglang.srt.speculative.eagle_info")
+            if source.flashinfer is not None:
+                import_backend(source.flashinfer())
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
@@ -92,9 +88,8 @@ class Runtime:
 
     def make_backend(self, name: str, runner: Any) -> Any:
         module, kind, options = BACKENDS[name]
-        with pretended(self._modules if name == "flashinfer" else {}):
-            imported = importlib.import_module(f"sglang.srt.layers.attention.{module}")
-            return getattr(imported, kind)(runner, **options)
+        imported = importlib.import_module(f"sglang.srt.layers.attention.{module}")
+        return getattr(imported, kind)(runner, **options)
 
 
 _RUNTIME: Runtime | None = None

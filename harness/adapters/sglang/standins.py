@@ -139,7 +139,7 @@ def _let_transformers_register_twice() -> None:
 
 
 def _let_missing_operators_be_described() -> None:
-    """SGLang describes operators of sgl_kernel to torch.compile as it is imported; without sgl_kernel there are none."""
+    """At import SGLang describes operators of sgl_kernel to torch.compile; without sgl_kernel there are none."""
     register = torch.library.register_fake
 
     def tolerant(op: Any, *args: Any, **kwargs: Any) -> Any:
