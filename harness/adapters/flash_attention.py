@@ -119,9 +119,11 @@ def _sink_rule(traits: LibraryTraits) -> Rule:
 
 
 def _fa2_swap_rule(case: AttentionCase) -> str | None:
-    """flash_attn varlen_fwd with max_seqlen_q 1 reshapes q by the number of requests, not of rows."""
-    some_idle = any(r.extend_len == 0 for r in case.requests)
-    if case.max_extend_len == 1 and some_idle and case.window_left is None and case.group_size > 1:
+    """FA2's varlen_fwd with max_seqlen_q 1, grouped heads and no window swaps rows and groups, and takes
+    the number of requests for the number of rows."""
+    captured = case.execution.capture_requests or case.requests
+    swaps = max(r.extend_len for r in captured) == 1 and case.window_left is None and case.group_size > 1
+    if swaps and any(r.extend_len == 0 for r in (*case.requests, *captured)):
         return "one-row batches with idle requests fail in FA2's group swap (flash-attn issues 1537, 1619)"
     return None
 
