@@ -30,6 +30,8 @@ START_LIMIT = 300.0  # seconds for a worker to import its libraries and answer
 class WorkerProcess:
     """One worker process on one GPU (or none), started when first needed, replaced when it dies."""
 
+    module = "harness.running.worker"  # what the process runs
+
     def __init__(self, *, gpu: str | None = None, threads: int | None = None, python: str = sys.executable) -> None:
         self.python = python
         self.environment = dict(os.environ)
@@ -55,7 +57,7 @@ class WorkerProcess:
         self._replies = queue.Queue()
         try:
             self._process = subprocess.Popen(
-                [self.python, "-m", "harness.running.worker"],
+                [self.python, "-m", self.module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -120,6 +122,18 @@ class WorkerProcess:
                 raise UsageError(reply["usage_error"])
             else:
                 return lost.replace(verdict=Verdict.ERROR, reason=f"the harness failed: {reply.get('error')}")
+
+    def ask(self, request: dict[str, Any], limit: float) -> dict[str, Any] | None:
+        """The answer to another request than "examine"; None, and a new process, if none comes in `limit` seconds."""
+        self.start()
+        self.cases_since_start += 1
+        reply = self._next_reply(limit) if self._send(request) else END
+        while reply is not None and "stage" in reply:
+            reply = self._next_reply(limit)
+        if reply is None or reply is END:
+            self.stop()
+            return None
+        return reply
 
     def _lost(self, record: Record, stage: str) -> Record:
         assert self._process is not None

@@ -97,14 +97,14 @@ def _take_stdout() -> TextIO:
     return pipe
 
 
-def serve(requests: TextIO, pipe: TextIO) -> None:
+def serve(requests: TextIO, pipe: TextIO, kind: type[Worker] = Worker) -> None:
     """Answer requests until the parent closes the pipe."""
 
     def reply(message: dict[str, Any]) -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.flush()
 
-    worker = Worker(reply)
+    worker = kind(reply)
     for line in requests:
         try:
             worker.handle(json.loads(line))
@@ -116,11 +116,11 @@ def serve(requests: TextIO, pipe: TextIO) -> None:
             reply({"error": f"{type(problem).__name__}: {problem} ({place.filename}:{place.lineno})"})
 
 
-def main() -> None:
+def main(kind: type[Worker] = Worker) -> None:
     threads = os.environ.get("ATTN_HARNESS_THREADS")
     if threads:
         torch.set_num_threads(int(threads))
-    serve(sys.stdin, _take_stdout())
+    serve(sys.stdin, _take_stdout(), kind)
 
 
 if __name__ == "__main__":
