@@ -88,10 +88,15 @@ def say_differences(differences: list[RowDifference], limit: int = 3) -> list[st
             f"stale slots are seen: request {d.request} query {d.position} attends to {d.unowned} slots that hold "
             f"no key{_more(stale)}"
         )
-    for words, name in (("are missing", "missing"), ("are seen and should not be", "extra"), ("count twice", "twice")):
+    for name, one, many in (
+        ("missing", "is missing", "are missing"),
+        ("extra", "is seen and should not be", "are seen and should not be"),
+        ("twice", "counts twice", "count twice"),
+    ):
         some = [d for d in differences if getattr(d, name)]
         if some:
-            lines.append(f"{_keys(some, name)} {words}{_more(some)}")
+            keys = _keys(some, name)
+            lines.append(f"{keys} {many if keys.startswith(('keys', 'the keys')) else one}{_more(some)}")
     heads = [d for d in differences if d.other_head]
     if heads and not any(d.foreign or d.missing or d.extra for d in heads):
         lines.append(f"another kv head is read{_more(heads)}")

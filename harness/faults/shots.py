@@ -42,7 +42,8 @@ class Shot:
 
 
 def emulated_adapters() -> tuple[str, ...]:
-    return tuple(entry.name for entry in match(EMULATED))
+    """Those that can run here."""
+    return tuple(entry.name for entry in match(EMULATED) if entry.why_not is None)
 
 
 class Range:

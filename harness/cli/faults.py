@@ -1,0 +1,195 @@
+"""`attn-harness faults`: how sensitive a suite is, what a fuzzing session costs, how good the diagnosis is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cases.schema import AttentionCase
+from harness.cli.selection import select_adapters, select_cases
+from harness.environment import core_count, gpu_ids
+from harness.errors import UsageError
+from harness.faults.catalogue import CATALOGUE, CONTROLS
+from harness.faults.coverage import ROWS
+from harness.faults.registry import known_faults, load_fault
+from harness.faults.sensitivity import Sensitivity, measure_all, rungs
+from harness.faults.shots import KINDS, emulated_adapters
+
+
+def faults(
+    suite: Annotated[list[str] | None, typer.Option("--suite", "-s", help="Suite name; repeatable.")] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option("--adapter", "-a", help="Adapter name or glob (default: the emulated ones).")
+    ] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option("--fault", help="Only this fault, a+b, or file.py:Name; repeatable.")
+    ] = None,
+    fuzz: Annotated[
+        int | None, typer.Option("--fuzz", help="Measure instead how many generated cases, at most N, catch each.")
+    ] = None,
+    blame: Annotated[bool, typer.Option("--blame", help="Measure how often the diagnosis names each fault.")] = False,
+    processes: Annotated[int | None, typer.Option(help="Processes (default: the cores; 1 with a GPU).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Plant every known fault and say which evidence catches it, and which no case can see.
+
+    Exit code 1 if a fault that a case can show is missed, or a control is reported.
+
+    Example: `attn-harness faults --suite smoke`
+    """
+    specs = _specs(fault)
+    adapters = tuple(select_adapters(adapter)) if adapter else emulated_adapters()
+    real = [name for name in adapters if not name.endswith("@emulated")]
+    if real and not fault:
+        specs = [spec for spec in specs if load_fault(spec).on_plan is not None]
+    count = processes or (1 if real and gpu_ids() else core_count())
+    cases = [case for _, case in select_cases(suite or ["smoke"], [])]
+    tick = _ticker(len(specs))
+    if fuzz is not None:
+        raise typer.Exit(_fuzz(specs, fuzz, adapters, count, tick, as_json))
+    if blame:
+        raise typer.Exit(_blame(specs, cases, adapters, count, tick, as_json))
+    results = measure_all(specs, cases, adapters, processes=count, on_result=tick)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(r) | {"as_it_should": r.as_it_should} for r in results]))
+    else:
+        _print_sensitivity(results, cases)
+    raise typer.Exit(0 if all(r.as_it_should for r in results) else 1)
+
+
+def _specs(chosen: list[str] | None) -> list[str]:
+    if chosen:
+        for spec in chosen:
+            load_fault(spec)  # a bad name is refused before anything runs
+        return list(dict.fromkeys(chosen))
+    return list(known_faults())
+
+
+def _ticker(total: int) -> Callable[[Any], None]:
+    """A line on standard error now and then; a live count on a terminal."""
+    done = 0
+
+    def tick(_result: Any) -> None:
+        nonlocal done
+        done += 1
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{done}/{total} faults" + ("\n" if done == total else ""))
+        elif done % 20 == 0 or done == total:
+            sys.stderr.write(f"{done}/{total} faults\n")
+        sys.stderr.flush()
+
+    return tick
+
+
+# -- sensitivity ---------------------------------------------------------------------------------
+def _print_sensitivity(results: Sequence[Sensitivity], cases: Sequence[AttentionCase]) -> None:
+    console = Console(width=max(120, Console().width))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("fault", "cases", "caught", *KINDS, "first caught by"):
+        table.add_column(column, justify="left" if column in ("fault", "first caught by") else "right")
+    for r in (r for r in results if not r.is_control and r.cases):
+        first = "" if r.first is None else f"{r.first[1]} {r.first[2].removesuffix('@emulated')}"
+        marks = [str(r.fired[kind]) if kind in r.fired else "" for kind in KINDS]
+        caught = f"{r.caught}/{r.shots}" if r.caught else f"[bold red]MISSED 0/{r.shots}[/]"
+        table.add_row(r.fault, str(r.cases), caught, *marks, first)
+    console.print(table)
+    _print_ladder(console, results)
+    unseen = [r for r in results if not r.is_control and not r.cases]
+    if unseen:
+        console.print(f"\nno case of the {len(cases)} can see:")
+        for r in unseen:
+            console.print(f"  {r.fault}: {r.blind}", markup=False, highlight=False)
+    controls = [r for r in results if r.is_control]
+    if controls:
+        fired = [r for r in controls if r.caught]
+        shots = sum(r.shots for r in controls)
+        console.print(f"\ncontrols: {len(fired)} of {len(controls)} reported, over {shots} runs", highlight=False)
+        for r in fired:
+            console.print(f"  {r.fault}: {r.fired}, first {r.first}", markup=False, highlight=False)
+    covered = sum(bool(row.faults) for row in ROWS)
+    console.print(
+        f"\n{len(CATALOGUE)} faults and {len(CONTROLS)} controls stand for {covered} of {len(ROWS)} public reports.",
+        highlight=False,
+    )
+
+
+def _print_ladder(console: Console, results: Sequence[Sensitivity]) -> None:
+    console.print("with no more evidence than:", highlight=False)
+    before = 0
+    for index, (name, caught, total, share) in enumerate(rungs(results)):
+        console.print(f"  {name:<18} {caught:>3} of {total} faults, {share:.1%} of runs", highlight=False)
+        if index and caught > before:
+            new = [
+                r.fault
+                for r in results
+                if not r.is_control and r.ladder and r.ladder[index] and not r.ladder[index - 1]
+            ]
+            console.print(f"    needed for: {', '.join(new)}", markup=False, highlight=False)
+        before = caught
+
+
+# -- fuzzing -------------------------------------------------------------------------------------
+def _fuzz(
+    specs: Sequence[str],
+    number: int,
+    adapters: Sequence[str],
+    processes: int,
+    tick: Callable[[Any], None],
+    as_json: bool,
+) -> int:
+    if number < 1:
+        raise UsageError(f"--fuzz is {number}; give the most cases to draw, 1 or more.")
+    from harness.faults.fuzz_cost import SEEDS, fuzz_costs  # needs hypothesis
+
+    costs = fuzz_costs(specs, number, adapters, processes=processes, on_result=tick)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(c) | {"median": c.median} for c in costs]))
+    else:
+        console = Console(width=max(100, Console().width))
+        table = Table("fault", "median cases", "seeds that caught it", box=box.SIMPLE_HEAD, pad_edge=False)
+        for cost in sorted((c for c in costs if not c.is_control), key=lambda c: (c.median is None, c.median or 0)):
+            median = f"> {number}" if cost.median is None else f"{cost.median:g}"
+            table.add_row(cost.fault, median, f"{cost.caught} of {len(cost.drawn)}")
+        console.print(table)
+        print(f"{SEEDS} seeds of up to {number} cases, drawn for every emulated path at once.")
+    return 1 if any(c.is_control and c.caught for c in costs) else 0
+
+
+# -- blame ---------------------------------------------------------------------------------------
+def _blame(
+    specs: Sequence[str],
+    cases: Sequence[AttentionCase],
+    adapters: Sequence[str],
+    processes: int,
+    tick: Callable[[Any], None],
+    as_json: bool,
+) -> int:
+    from harness.diagnosis.blame import blame_all
+
+    specs = [spec for spec in specs if not load_fault(spec).is_control]
+    told = blame_all(specs, cases, adapters, processes=processes, on_result=tick)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(b) for b in told]))
+        return 0
+    console = Console(width=max(140, Console().width))
+    table = Table("fault", "adapter", "first explanation", "", box=box.SIMPLE_HEAD, pad_edge=False)
+    for b in told:
+        word = "named" if b.named else "equal here" if b.equal else "class" if b.classed else "[bold red]missed[/]"
+        table.add_row(b.fault, b.adapter.removesuffix("@emulated"), b.said or f"none ({b.said_class})", word)
+    console.print(table)
+    count = max(1, len(told))
+    print(
+        f"{len(told)} outputs of {len({b.fault for b in told})} faults: "
+        f"named {sum(b.named for b in told) / count:.1%}, "
+        f"named or equal on that case {sum(b.right for b in told) / count:.1%}, "
+        f"class right {sum(b.classed for b in told) / count:.1%}"
+    )
+    return 0
