@@ -30,7 +30,7 @@ def error_over_atol(record: Record) -> float | None:
     """max_abs_diff over the flat tolerance, or None where either is not known."""
     if record.max_abs_diff is None or not record.atol:
         return None
-    return record.max_abs_diff / record.atol
+    return _number(record.max_abs_diff / record.atol)
 
 
 # What a certificate measures: how far from an integer the sum of codes and the count of keys came out.

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.gate.comparison import Change, ChangeKind, GateResult
 from harness.record import Record
+from harness.verdict import Verdict
 
 SHOWN = 12  # changes of each kind on a console; all of them are in --json and the report
 
@@ -28,9 +29,9 @@ class GateText:
 
 
 def replay_command(record: Record, replay: Mapping[str, str]) -> str | None:
-    """The command that shows the finding again, or None if its case was not left in a file."""
+    """The command that runs the case again, or None if there is nothing to see, or no file of the case."""
     file = replay.get(record.case.id)
-    if file is None:
+    if file is None or record.verdict is Verdict.UNSUPPORTED:
         return None
     fault = f" --fault {record.fault}" if record.fault else ""
     return f"attn-harness replay {file} --adapter {record.adapter}{fault}"

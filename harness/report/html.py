@@ -24,7 +24,8 @@ SCRIPTS = ("core.js", "plots.js", "picture.js", "findings.js", "tables.js", "pag
 def render_report(inputs: ReportInput) -> str:
     """The whole page. What the scripts show travels compressed, as text that no browser takes for markup."""
     model = build_model(inputs)
-    packed = base64.b64encode(zlib.compress(json.dumps(model, separators=(",", ":")).encode())).decode()
+    text = json.dumps(model, separators=(",", ":"), allow_nan=False)
+    packed = base64.b64encode(zlib.compress(text.encode())).decode()
     return _render(
         "report.html.j2",
         title=inputs.title,

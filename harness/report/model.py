@@ -6,6 +6,7 @@ have three digits. The JavaScript of the page reads this, and so do the tests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +51,11 @@ class ReportInput:
 
 
 def three_digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.3g}")
+    """Three significant digits; the largest numbers, which rounding up would make infinite, stay as they are."""
+    if value is None:
+        return None
+    rounded = float(f"{value:.3g}")
+    return rounded if math.isfinite(rounded) else value
 
 
 def build_model(inputs: ReportInput) -> dict[str, Any]:
@@ -151,8 +156,8 @@ def _detail(record: Record, inputs: ReportInput) -> dict[str, Any]:
 
 
 def worst_place(record: Record) -> dict[str, Any] | None:
-    """Where it fails worst (request, position, row, head), by the first evidence that failed and says so."""
-    for evidence in sorted(record.evidence, key=lambda e: e.passed is not False):
+    """Where it fails worst (request, position, row, head): by what failed, and of that by what decides."""
+    for evidence in sorted(record.evidence, key=lambda e: (e.passed is not False, not e.decides)):
         place = evidence.measure.get("worst")
         if isinstance(place, dict) and "request" in place and "position" in place:
             return place

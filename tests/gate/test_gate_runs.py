@@ -53,6 +53,7 @@ def start(*arguments: object, **environment: str) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_a_fault_switched_on_a_case_removed_and_the_ledger(
     tmp_path: Path, run_gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_case_known_to_crash_is_not_launched_unless_asked(tmp_path: Path, run_
     assert "remove it" in launched.out
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_a_run_killed_in_the_middle_leaves_what_it_has(tmp_path: Path, run_gate) -> None:
     cases = write_cases(tmp_path / "cases", tuple(a_case(n) for n in range(6)))
     common = ("-b", "b", "--reports", tmp_path, "--cases", cases, "-a", ADAPTER, "--workers", 1)

@@ -18,7 +18,7 @@ function rowsPicture(detail) {
 function maskPicture(detail) {
   const m = detail.picture;
   if (!m) return null;
-  const CELL = m.keys > 48 ? 6 : 9, LEFT = 52, TOP = 26, across = m.keys * CELL, down = m.rows.length * CELL;
+  const CELL = m.keys > 48 ? 6 : m.keys > 20 ? 9 : 14, LEFT = 52, TOP = 26, across = m.keys * CELL, down = m.rows.length * CELL;
   const picture = svg("svg", { width: LEFT + across + 8, height: TOP + down + 8, role: "img", "aria-label": "Keys that each query should see" });
   const put = (q, k, how) => {
     if (k < m.first_key || k >= m.first_key + m.keys || q < m.first_query || q >= m.first_query + m.rows.length) return;
@@ -47,10 +47,10 @@ function maskPicture(detail) {
   for (const q of ends) if (Math.abs(q - m.marked) * CELL > 13) label(q, false);
   if (m.marked >= ends[0] && m.marked <= ends[1]) label(m.marked, true);
   const part = m.keys < m.kv_len ? ` (keys ${m.first_key} to ${m.first_key + m.keys - 1} of ${m.kv_len})` : "";
-  const key = (style, text) => [el("span", { class: "swatch", style }), text, " "];
+  const key = (style, text) => [el("span", { class: "swatch", style }), text];
   return el("figure", {}, picture, el("figcaption", {},
     `Request ${m.request}${m.head === null || m.head === undefined ? "" : `, head ${m.head}`}: queries down, keys across${part}. `,
-    key("background: var(--accent); opacity: .6", "should be seen"), " ",
-    m.seen ? [key("background: var(--bad)", "seen and should not be"), key("background: var(--paper); border-color: var(--bad)", "should be seen and is not")]
-      : "; the darker row has the largest error. Run attn-harness xray to see what the kernel attended to."));
+    key("background: var(--accent); opacity: .6", "should be seen"),
+    m.seen ? [", ", key("background: var(--bad)", "seen and should not be"), ", ", key("background: var(--paper); border-color: var(--bad)", "should be seen and is not")]
+      : ". The darker row has the largest error. Run attn-harness xray to see what the kernel attended to."));
 }
