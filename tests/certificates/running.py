@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 from cases.batch import AttentionBatch, build_batch
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase
-from references.certificates import RECIPES, CertificateResult, KernelTraits
+from references.certificates import RECIPES, CertificateData, CertificateResult, KernelTraits
 from tests.certificates.emulator import Kernel, emulate
 
 
@@ -25,8 +27,13 @@ def ready_batch(case: AttentionCase, data: LogicalData) -> AttentionBatch:
     return batch
 
 
+@functools.lru_cache(maxsize=16)
+def _prepared(name: str, case: AttentionCase) -> tuple[CertificateData, AttentionBatch]:
+    built = RECIPES[name].build(case, "cpu")
+    return built, ready_batch(case, built.data)
+
+
 def certify(name: str, case: AttentionCase, kernel: Kernel) -> CertificateResult:
-    recipe = RECIPES[name]
-    built = recipe.build(case, "cpu")
-    out, lse = emulate(ready_batch(case, built.data), kernel)
-    return recipe.judge(case, built, out, lse, traits_of(kernel))
+    """Judge the emulated kernel, which may hold a fault, as the right kernel of its kind."""
+    built, batch = _prepared(name, case)
+    return RECIPES[name].judge(case, built, *emulate(batch, kernel), traits_of(kernel))
