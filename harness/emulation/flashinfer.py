@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from cases.schema import KvLayout
 from harness.emulation import kernel
+from harness.emulation.flashinfer_state import PlanState, ints, make_state
 from harness.emulation.hooks import EmulatedCudaError, Hooks, Launch, RequestCall
 from harness.emulation.packing import pack_masks, unpack_bits
 
@@ -34,35 +34,6 @@ LOG2_E = math.log2(math.e)
 SENTINEL_LOG2 = -5e4  # math.cuh: `inf = 5e4`, in log2 units
 SPLIT_KEYS = 512  # keys that fa2 is taken to give one split; the real planner balances CTAs
 MAX_SPLITS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class PlanState:
-    """What plan() leaves for run(); kv_* as far as the wrapper has them.
-
-    use_window, use_soft_cap: the compiled module's flags, from plan time
-    window_left, logits_soft_cap, causal, sm_scale: passed to the kernel at run
-    packed_mask, mask_indptr: uint8 and int64 [requests+1] (bytes), or None
-    """
-
-    qo_indptr: tuple[int, ...]
-    kv_indptr: tuple[int, ...]
-    kv_lens: tuple[int, ...]
-    kv_indices: Tensor | None
-    page_size: int
-    num_qo_heads: int
-    num_kv_heads: int
-    use_window: bool
-    use_soft_cap: bool
-    causal: bool
-    window_left: int
-    logits_soft_cap: float
-    sm_scale: float
-    packed_mask: Tensor | None
-    mask_indptr: Tensor | None
-    split_kv: bool
-    q_dtype: torch.dtype
-    kv_dtype: torch.dtype
 
 
 class EmulatedFlashInfer:
@@ -270,11 +241,11 @@ class RaggedWrapper(_Wrapper):
         disable_split_kv: bool = False,
     ) -> None:
         del head_dim_vo
-        qo, kv = _ints(qo_indptr), _ints(kv_indptr)
+        qo, kv = ints(qo_indptr), ints(kv_indptr)
         lens = tuple(b - a for a, b in itertools.pairwise(kv))
         packed, indptr = pack_masks(custom_mask, qo, lens)
         self._keep(
-            _state(
+            make_state(
                 qo,
                 kv,
                 lens,
@@ -336,15 +307,15 @@ class PagedWrapper(_Wrapper):
         disable_split_kv: bool = False,
     ) -> None:
         del head_dim_vo
-        qo, indptr = _ints(qo_indptr), _ints(paged_kv_indptr)
-        last = _ints(paged_kv_last_page_len)
+        qo, indptr = ints(qo_indptr), ints(paged_kv_indptr)
+        last = ints(paged_kv_last_page_len)
         # page.py get_seq_lens: an empty request whose last_page_len is not 0 counts keys that it has not
         lens = tuple(
             max(0, b - a - 1) * page_size + tail for a, b, tail in zip(indptr[:-1], indptr[1:], last, strict=True)
         )
         packed, mask_indptr = pack_masks(custom_mask, qo, lens)
         self._keep(
-            _state(
+            make_state(
                 qo,
                 indptr,
                 lens,
@@ -387,45 +358,3 @@ class PagedWrapper(_Wrapper):
             return lambda request: kernel.paged_fetch(request, hooks, k_pool, v_pool, pages(request), self._layout)
 
         return self._finish(state, q, v_pool.shape[-1], fetch, out, lse, return_lse)
-
-
-def _state(
-    qo: tuple[int, ...],
-    kv: tuple[int, ...],
-    lens: tuple[int, ...],
-    indices: Tensor | None,
-    page_size: int,
-    heads: tuple[int, int, int],
-    masks: tuple[bool, int, float | None, float | None],
-    packed: tuple[Tensor | None, Tensor | None],
-    disable_split_kv: bool,
-    dtypes: tuple[torch.dtype, torch.dtype | None],
-) -> PlanState:
-    num_qo_heads, num_kv_heads, head_dim = heads
-    causal, window_left, cap, sm_scale = masks
-    if len(qo) != len(kv):
-        raise ValueError("The length of qo_indptr and kv_indptr should be the same.")
-    return PlanState(
-        qo_indptr=qo,
-        kv_indptr=kv,
-        kv_lens=lens,
-        kv_indices=indices,
-        page_size=page_size,
-        num_qo_heads=num_qo_heads,
-        num_kv_heads=num_kv_heads,
-        use_window=window_left >= 0,
-        use_soft_cap=(cap or 0.0) > 0,
-        causal=causal,
-        window_left=window_left,
-        logits_soft_cap=cap or 0.0,
-        sm_scale=head_dim**-0.5 if sm_scale is None else sm_scale,
-        packed_mask=packed[0],
-        mask_indptr=packed[1],
-        split_kv=not disable_split_kv,
-        q_dtype=dtypes[0],
-        kv_dtype=dtypes[0] if dtypes[1] is None else dtypes[1],
-    )
-
-
-def _ints(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(int(value) for value in tensor.tolist())

@@ -98,7 +98,7 @@ class Tile:
 # -- per launch ----------------------------------------------------------------------------------
 def plan_state(kernel: str, previous: Any, new: Any) -> Any:
     """The state a wrapper keeps between plan() and run(): a frozen PlanState of
-    harness/emulation/flashinfer.py. `previous` is None at the first plan of a
+    harness/emulation/flashinfer_state.py. `previous` is None at the first plan of a
     wrapper. Return `previous`, or a mix (dataclasses.replace), for a stale plan."""
     del kernel, previous
     return new

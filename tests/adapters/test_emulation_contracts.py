@@ -1,7 +1,5 @@
 """What the emulated libraries keep of the real ones' contracts, beyond giving right answers."""
 
-# ruff: noqa: ARG001, ARG005 - a hook gets its context whether it looks at it or not
-
 import dataclasses
 import math
 
