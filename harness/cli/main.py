@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
-import click
 import typer
 
 from cases.errors import CaseError
@@ -12,6 +12,21 @@ from harness import __version__
 from harness.errors import UsageError
 
 BAD_USE = 2
+INTERRUPTED = 130
+
+# Command -> "module:function" under harness/cli, in the order that --help shows.
+COMMANDS = {
+    "doctor": "doctor:doctor",
+    "list": "listing:listing",
+    "run": "run:run",
+    "replay": "replay:replay",
+    "explain": "explain:explain",
+    "xray": "xray:xray",
+    "faults": "faults:faults",
+    "gate": "gate:gate",
+    "report": "report:report",
+    "oracle": "oracle:oracle",
+}
 
 app = typer.Typer(
     name="attn-harness",
@@ -25,41 +40,47 @@ app = typer.Typer(
 )
 
 
-def _register() -> None:
-    # Imported here so that `attn-harness --version` does not pay for torch.
-    from harness.cli import doctor, gate, listing, oracle, replay, report, run
-
-    app.command("doctor")(doctor.doctor)
-    app.command("list")(listing.listing)
-    app.command("run")(run.run)
-    app.command("replay")(replay.replay)
-    app.command("gate")(gate.gate)
-    app.command("report")(report.report)
-    app.command("oracle")(oracle.oracle)
+def register(wanted: str | None) -> None:
+    """Add one command, or all of them for `--help`: a command does not pay for the others' imports."""
+    for name, place in COMMANDS.items():
+        if wanted in COMMANDS and name != wanted:
+            continue
+        module, function = place.split(":")
+        app.command(name)(getattr(importlib.import_module(f"harness.cli.{module}"), function))
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+def root(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
     if version:
         typer.echo(f"attn-harness {__version__}")
-        raise typer.Exit()
+        raise typer.Exit
 
 
 def main() -> None:
     """Run the command line; every known mistake ends in one sentence and exit code 2."""
-    _register()
+    register(next((word for word in sys.argv[1:] if not word.startswith("-")), None))
     try:
         code = app(standalone_mode=False)
     except (UsageError, CaseError) as problem:
         _say(str(problem))
         code = BAD_USE
-    except click.ClickException as problem:
-        problem.show()
-        code = BAD_USE
-    except (KeyboardInterrupt, click.Abort):
-        _say("interrupted; the records made so far are kept.")
-        code = 130
+    except KeyboardInterrupt:
+        code = _interrupted()
+    except Exception as problem:
+        # typer brings its own copy of click; what both call a usage problem can show itself.
+        if type(problem).__name__ == "Abort":
+            code = _interrupted()
+        elif hasattr(problem, "format_message"):
+            _say(f"{problem.format_message()} (`attn-harness {' '.join(sys.argv[1:2])} --help` shows how.)")
+            code = BAD_USE
+        else:
+            raise
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted() -> int:
+    _say("interrupted; the records made so far are kept.")
+    return INTERRUPTED
 
 
 def _say(sentence: str) -> None:

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from cases.schema import AttentionCase
 from harness.cli.progress import RunProgress
 from harness.cli.selection import make_jobs, select_adapters, select_cases
 from harness.cli.summary import exit_code, print_summary, summary_console
 from harness.record import Record, RecordWriter
-from harness.record_files import new_record_path, write_plan
+from harness.record_files import new_record_path, write_case, write_plan
 from harness.running.options import Job, RunOptions
 from harness.running.runner import run_jobs
 
@@ -104,12 +103,5 @@ def leave_cases(records: list[Record], reports: Path) -> dict[str, str]:
     files: dict[str, str] = {}
     for record in records:
         if record.verdict.is_finding and record.case.id not in files:
-            files[record.case.id] = str(leave_case(record.case, reports))
+            files[record.case.id] = str(write_case(record.case, reports))
     return files
-
-
-def leave_case(case: AttentionCase, reports: Path) -> Path:
-    path = reports / "failures" / f"{case.id}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(case.to_json(), indent=1) + "\n", encoding="utf-8")
-    return path

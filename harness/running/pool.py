@@ -47,6 +47,7 @@ class WorkerProcess:
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.cases_since_start = 0
+        self.versions: dict[str, str] = {}
 
     # -- life ----------------------------------------------------------------------------------
     def start(self) -> None:
@@ -70,6 +71,7 @@ class WorkerProcess:
         threading.Thread(target=self._listen, args=(self._process, self._replies), daemon=True).start()
         self._send({"op": "ping"})
         reply = self._next_reply(START_LIMIT)
+        self.versions = {} if reply is None else reply.get("pong", {})
         if reply is None or "pong" not in reply:
             self.stop()
             raise UsageError(f"a worker with {self.python} did not start: {self._last_words() or 'no answer'}.")
@@ -100,7 +102,9 @@ class WorkerProcess:
             "options": options.to_json(),
             "suite": job.suite,
         }
-        lost = Record(job.case, job.adapter, Verdict.CRASH, suite=job.suite, fault=options.fault)
+        lost = Record(
+            job.case, job.adapter, Verdict.CRASH, suite=job.suite, fault=options.fault, versions=self.versions
+        )
         if not self._send(request):
             return self._lost(lost, "start")
         stage = "start"

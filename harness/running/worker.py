@@ -58,6 +58,7 @@ class Worker:
             device=device_name(device),
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             suite=request.get("suite"),
+            adapter=request["adapter"],  # the name it can be loaded by again, for an outside file too
         )
         self.reply({"record": record.to_json(), "healthy": is_healthy(device)})
 

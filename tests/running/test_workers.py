@@ -100,7 +100,7 @@ def test_bad_adapter_is_one_sentence(worker: WorkerProcess, spec: str, says: str
         worker.examine(Job(CASE, spec), ONCE)
 
 
-def test_run_jobs_finishes_all_and_keeps_order_free(tmp_path: Path) -> None:
+def test_run_jobs_finishes_all_and_keeps_order_free() -> None:
     names = ["MyKernel", "Exits", "MyKernel", "Raises", "MyKernel", "ReturnsZero"]
     jobs = [job(name, CASE.replace(seed=at)) for at, name in enumerate(names)]
     records: list[Record] = []
