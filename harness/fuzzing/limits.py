@@ -26,7 +26,9 @@ def draw_limits(adapter: Adapter) -> DrawLimits:
         return DrawLimits(
             modes=tuple(mode for mode in Mode if mode in caps.modes),
             dtypes=tuple(dtype for dtype in caps.dtypes if dtype != "float32") or caps.dtypes,
-            kv_dtypes=tuple(dtype for dtype in KV_DTYPES if dtype.startswith("float8") and dtype in (caps.kv_dtypes or ())),
+            kv_dtypes=tuple(
+                dtype for dtype in KV_DTYPES if dtype.startswith("float8") and dtype in (caps.kv_dtypes or ())
+            ),
             window=caps.window,
             softcap=caps.softcap,
             sinks=caps.sinks,

@@ -1,0 +1,399 @@
+"""The engine: Hypothesis draws cases for one adapter, shrinks what fails, sets it aside, and goes on.
+
+A round draws until a case fails in a way that is not known, shrinks it, confirms it in a fresh process,
+explains it, and adds it to what is known. Drawing and shrinking are two calls of Hypothesis over one
+example database, because a single one decides by the clock how long it looks on after a first failure,
+and a seed must give the same cases again.
+
+Every case is run once and its record kept, so Hypothesis never sees a result change; whether a finding
+is flaky is asked at its end, by running it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
+from hypothesis.database import ExampleDatabase, MultiplexedDatabase
+from hypothesis.errors import Unsatisfiable
+from hypothesis.strategies import SearchStrategy
+
+from cases.schema import AttentionCase
+from harness.diagnosis.explaining import Explanation
+from harness.errors import UsageError
+from harness.fuzzing.database import FoundInRound, WriteOnly
+from harness.fuzzing.kernels import Kernels
+from harness.fuzzing.signature import CaseFails, Known, edge_of, failure_type, kind_of, traits
+from harness.record import Record
+from harness.running.options import RunOptions
+from harness.verdict import Stability, Verdict
+
+ROUND = 2000  # draws of one call of Hypothesis; its tree of what was drawn grows with them
+IDLE_ROUNDS = 3  # rounds in a row without a new case after which there is nothing left to draw
+HANG_LIMIT = 5.0  # seconds: the least that a case is given once one has hung
+HANGS_IN_A_ROW = 300  # draws passed over because a known hang covers them, before the session gives up
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """examples: new cases to draw (None: no limit); seconds: until when (None: no limit)
+    seed, shard: which sequence of cases; shrink_runs, shrink_seconds: the most that shrinking one round may take
+    use_target: let Hypothesis climb towards larger error over bound
+    database: shared failing examples, replayed first (None: nothing is shared)"""
+
+    adapter: str
+    profile: str = "quick"
+    seed: int = 0
+    shard: int = 0
+    examples: int | None = None
+    seconds: float | None = None
+    shrink_runs: int = 600
+    shrink_seconds: float = 300.0
+    explain_seconds: float = 30.0
+    most_findings: int | None = None
+    use_target: bool = False
+    database: ExampleDatabase | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One distinct failure.
+
+    record:      of the shrunk case, confirmed; its explanation and stability are in it
+    original:    of the case that first failed
+    edge:        what a case must have for it to show
+    examples:    new cases drawn until it showed
+    shrink_runs: runs that shrinking took
+    """
+
+    adapter: str
+    kind: str
+    edge: str
+    record: Record
+    original: Record
+    explanation: Explanation
+    examples: int
+    shrink_runs: int
+
+    @property
+    def signature(self) -> tuple[str, str, str]:
+        """(adapter, named fault or kind of failure, edge): two findings with one signature are the same."""
+        if self.explanation.fault is not None:
+            return (self.adapter, self.explanation.fault, "")
+        return (self.adapter, self.kind, self.edge)
+
+
+class Listener(Protocol):
+    """Who is told what an engine does, in the engine's thread."""
+
+    def on_record(self, record: Record) -> None:
+        """A new case was run."""
+        ...
+
+    def on_shrink(self, record: Record) -> None:
+        """A step of shrinking was run."""
+        ...
+
+    def on_finding(self, finding: Finding) -> None: ...
+
+
+class _Enough(BaseException):
+    """Ends a call of Hypothesis from inside: the budget is spent, or somebody pressed Ctrl-C."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a case gave. `known` is the finding it belongs to, asked when `asked` findings were known."""
+
+    record: Record | None  # None: a PASS
+    known: str | None = None
+    asked: int = 0
+
+
+@dataclass(slots=True)
+class Engine:
+    """Fuzzes one adapter through `kernels`. `run` may be called once."""
+
+    cases: SearchStrategy[AttentionCase]
+    kernels: Kernels
+    options: EngineOptions
+    run_options: RunOptions
+    listener: Listener
+    halt: threading.Event = field(default_factory=threading.Event)
+    known: list[Known] = field(default_factory=list)
+
+    examples: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _shrinking: bool = False
+    _shrink_runs: int = 0
+    _shrink_until: float = 0.0
+    _first: dict[str, Record] = field(default_factory=dict)  # by kind, within a round
+    _until: float = float("inf")
+    _slowest: float = 0.0
+    _hung: bool = False
+    _passed_over: int = 0
+
+    def run(self) -> list[Finding]:
+        """Rounds until the budget is spent, `halt` is set, or there is nothing left to draw."""
+        if self.options.seconds is not None:
+            self._until = time.monotonic() + self.options.seconds
+        number = idle = 0
+        try:
+            while idle < IDLE_ROUNDS:
+                before = self.examples
+                self._round(number)
+                number += 1
+                idle = idle + 1 if self.examples == before else 0
+                if self.options.most_findings is not None and len(self.findings) >= self.options.most_findings:
+                    break
+        except _Enough:
+            pass
+        return self.findings
+
+    # -- rounds --------------------------------------------------------------------------------
+    def _round(self, number: int) -> None:
+        self._first.clear()
+        found, shared = FoundInRound(), self.options.database
+        reuse = () if shared is None else (Phase.reuse,)
+        climb = (Phase.target,) if self.options.use_target else ()
+        database = found if shared is None else MultiplexedDatabase(found, shared)
+        failing = self._call((*reuse, Phase.generate, *climb), database, number)
+        if not failing:
+            return
+        drawn = self.examples
+        self._shrinking, self._shrink_runs = True, 0
+        self._shrink_until = time.monotonic() + self.options.shrink_seconds
+        stopped = False
+        try:
+            database = found if shared is None else MultiplexedDatabase(found, WriteOnly(shared))
+            failing = self._call((Phase.reuse, Phase.shrink), database, number) or failing
+        except _Enough:
+            stopped, failing = True, self._smallest(failing)
+        finally:
+            self._shrinking = False
+        for record in failing:
+            self._settle(record, drawn, stopped)
+        if stopped:
+            raise _Enough
+
+    def _call(self, phases: tuple[Phase, ...], database: ExampleDatabase, number: int) -> list[Record]:
+        """One call of Hypothesis. Records that failed, one for each kind; [] if nothing did."""
+
+        def check(case: AttentionCase) -> None:
+            self._check(case)
+
+        # `seed` turns the database off, so the settings that name one come after it.
+        test = settings(
+            max_examples=ROUND,
+            phases=phases,
+            database=database,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            verbosity=Verbosity.quiet,
+            report_multiple_bugs=True,
+            print_blob=False,
+        )(seed(self._seed_of(number))(given(self.cases)(check)))
+        try:
+            test()
+        except CaseFails as failure:
+            return [failure.record]
+        except BaseExceptionGroup as several:
+            return [failure.record for failure in several.exceptions if isinstance(failure, CaseFails)]
+        except Unsatisfiable:
+            raise UsageError(
+                f"nothing that adapter {self.options.adapter} takes can be drawn in profile "
+                f"{self.options.profile}; widen its capabilities."
+            ) from None
+        return []
+
+    def _seed_of(self, number: int) -> int:
+        text = f"{self.options.seed}/{self.options.shard}/{number}/{self.options.profile}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+    # -- one case ------------------------------------------------------------------------------
+    def _check(self, case: AttentionCase) -> None:
+        """What Hypothesis calls: returns for a case that is right or known, raises for a new failure."""
+        if self.halt.is_set():
+            raise _Enough
+        seen = self._seen.get(case.id)
+        if seen is None:
+            seen = self._shrink_step(case) if self._shrinking else self._draw(case)
+        if seen is None or seen.record is None:
+            return
+        if seen.asked < len(self.known):
+            seen.known, seen.asked = self._name_of(seen.record), len(self.known)
+        if seen.known is None:
+            kind = kind_of(seen.record)
+            self._first.setdefault(kind, seen.record)
+            raise failure_type(kind)(seen.record)
+
+    def _draw(self, case: AttentionCase) -> _Seen | None:
+        options = self.options
+        if (options.examples is not None and self.examples >= options.examples) or time.monotonic() > self._until:
+            raise _Enough
+        if self._hung and self._hangs(case):
+            return None
+        record = self._run(case)
+        self.examples += 1
+        seen = self._remember(record)
+        self.listener.on_record(self._with_known(record, seen))
+        if options.use_target and record.verdict is Verdict.PASS:
+            _aim(record)
+        return seen
+
+    def _shrink_step(self, case: AttentionCase) -> _Seen | None:
+        """None, which counts as right and ends the shrinking soon, once its budget is spent."""
+        if self._shrink_runs >= self.options.shrink_runs or time.monotonic() > self._shrink_until:
+            return None
+        record = self._run(case)
+        self._shrink_runs += 1
+        seen = self._remember(record)
+        self.listener.on_shrink(record)
+        return seen
+
+    def _run(self, case: AttentionCase) -> Record:
+        record = self.kernels.examine(case, self._run_options())
+        if record.verdict is Verdict.TIMEOUT:
+            self._hung = True
+        else:
+            self._slowest = max(self._slowest, record.seconds.get("total", 0.0) - record.seconds.get("prepare", 0.0))
+        return record
+
+    def _run_options(self) -> RunOptions:
+        """The time limit, lowered once a case has hung: shrinking a hang waits for it at every step."""
+        options = self.run_options
+        if not self._hung:
+            return options
+        limit = min(options.time_limit, max(HANG_LIMIT, 10 * self._slowest))
+        return RunOptions(
+            evidence=options.evidence,
+            atol=options.atol,
+            fault=options.fault,
+            time_limit=limit,
+            prepare_limit=options.prepare_limit,
+            rerun=options.rerun,
+        )
+
+    def _remember(self, record: Record) -> _Seen:
+        seen = _Seen(record if record.verdict.is_finding else None)
+        if seen.record is not None and self.known:
+            seen.known, seen.asked = self._name_of(record), len(self.known)
+        self._seen[record.case.id] = seen
+        return seen
+
+    def _with_known(self, record: Record, seen: _Seen) -> Record:
+        return record if seen.known is None else record.replace(explanation=(f"the same as finding {seen.known}",))
+
+    # -- what is known -------------------------------------------------------------------------
+    def _name_of(self, record: Record) -> str | None:
+        """The earlier finding that a failure belongs to, or None."""
+        kind, shape = kind_of(record), traits(record.case)
+        for known in self.known:
+            if known.looks_like(kind, shape):
+                return known.name
+        explained = [known for known in self.known if known.faults]
+        if not explained:
+            return None
+        at = self.kernels.which_known(record, self._run_options(), [known.faults for known in explained])
+        return None if at is None else explained[at].name
+
+    def _hangs(self, case: AttentionCase) -> bool:
+        """True for a case that a known hang covers: it is not run, because each costs a worker and a wait."""
+        shape = traits(case)
+        if not any(known.looks_like("timeout", shape) for known in self.known):
+            self._passed_over = 0
+            return False
+        self._passed_over += 1
+        if self._passed_over >= HANGS_IN_A_ROW:
+            raise _Enough
+        return True
+
+    # -- findings ------------------------------------------------------------------------------
+    def _smallest(self, failing: list[Record]) -> list[Record]:
+        """The best that an interrupted shrinking had reached, by kind."""
+        found = []
+        for first in failing:
+            kind = kind_of(first)
+            same = [
+                seen.record
+                for seen in self._seen.values()
+                if seen.record is not None and seen.known is None and kind_of(seen.record) == kind
+            ]
+            found.append(min([*same, first], key=lambda record: size_of(record.case)))
+        return found
+
+    def _settle(self, record: Record, drawn: int, stopped: bool) -> None:
+        """Confirm, explain, set aside; a finding that turns out to be an earlier one only teaches its looks."""
+        kind = kind_of(record)
+        original = self._first.get(kind, record)
+        if stopped:
+            finding = self._finding(
+                record, original, Explanation(("not explained: the session was interrupted.",)), drawn
+            )
+        else:
+            confirmed = self._confirm(record, original)
+            told = self.kernels.explain(confirmed, self._run_options(), self.options.explain_seconds)
+            finding = self._finding(confirmed.replace(explanation=told.lines), original, told, drawn)
+        earlier = next((known for known in self.known if self._is_same(finding, known)), None)
+        if earlier is not None:
+            earlier.faults = ()  # what was thought to explain it does not explain this one: go by looks
+            earlier.shapes.append(traits(finding.record.case))
+            for seen in self._seen.values():
+                seen.asked = 0
+            return
+        told = finding.explanation
+        faults = () if told.fault is None else (told.fault, *told.equals)
+        self.findings.append(finding)
+        self.listener.on_finding(finding)
+        self.known.append(Known(name_of(finding), kind, faults, [traits(finding.record.case)]))
+
+    def _confirm(self, record: Record, original: Record) -> Record:
+        """The shrunk case run again in a fresh process; the original if that alone still fails."""
+        again = self.kernels.confirm(record.case, self._run_options())
+        if again.verdict.is_finding:
+            return again
+        if original.case != record.case:
+            first = self.kernels.confirm(original.case, self._run_options())
+            if first.verdict.is_finding:
+                return first
+        return record.replace(stability=Stability.FLAKY)
+
+    def _finding(self, record: Record, original: Record, told: Explanation, drawn: int) -> Finding:
+        return Finding(
+            adapter=self.options.adapter,
+            kind=kind_of(record),
+            edge=edge_of(record.case),
+            record=record,
+            original=original,
+            explanation=told,
+            examples=drawn,
+            shrink_runs=self._shrink_runs,
+        )
+
+    def _is_same(self, finding: Finding, known: Known) -> bool:
+        if finding.explanation.fault is not None:
+            return finding.explanation.fault in known.faults[:1]
+        return known.looks_like(finding.kind, traits(finding.record.case))
+
+
+def name_of(finding: Finding) -> str:
+    """A folder's name: the adapter, and the fault or the kind of failure with the shrunk case's id."""
+    what = finding.explanation.fault or f"{finding.kind.partition(':')[0].replace(' ', '-')}-{finding.record.case.id}"
+    return f"{finding.record.adapter.replace('@', '-').replace('/', '-').replace(':', '-')}--{what}"
+
+
+def size_of(case: AttentionCase) -> tuple[int, int]:
+    """What "smaller" means: total tokens, then the number of requests."""
+    return case.total_kv, case.num_requests
+
+
+def _aim(record: Record) -> None:
+    """Tell Hypothesis how near a right case came to its bound."""
+    for evidence in record.evidence:
+        if evidence.kind == "bound" and evidence.measure.get("ratio") is not None:
+            target(float(evidence.measure["ratio"]), label="error over bound")

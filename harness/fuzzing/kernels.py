@@ -1,0 +1,137 @@
+"""Where a session's cases run: in a worker that may die, or, for emulated kernels in studies, right here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from cases.schema import AttentionCase
+from harness.adapters.protocol import Adapter
+from harness.adapters.registry import load_adapter
+from harness.diagnosis.explaining import Explanation
+from harness.environment import gpu_ids
+from harness.faults.protocol import PlanFault
+from harness.faults.registry import equip
+from harness.faults.shots import Range
+from harness.fuzzing.explaining import ATTRIBUTION_SECONDS, explain_record, which_known
+from harness.fuzzing.kernel_worker import FuzzWorkerProcess
+from harness.record import Record
+from harness.running.examine import Examiner, Stopwatch, examine
+from harness.running.options import Job, RunOptions
+from harness.running.runner import examine_with_reruns
+from harness.verdict import Stability, Verdict
+
+GRACE = 30.0  # seconds beyond its own limit that a worker is given to answer
+
+
+class Kernels(Protocol):
+    """What an engine asks: one adapter, with one set of options."""
+
+    def examine(self, case: AttentionCase, options: RunOptions) -> Record:
+        """The record of one run."""
+        ...
+
+    def confirm(self, case: AttentionCase, options: RunOptions) -> Record:
+        """The record of a run that is repeated twice if it fails, with its stability."""
+        ...
+
+    def explain(self, record: Record, options: RunOptions, seconds: float) -> Explanation:
+        """Why a record is not a PASS."""
+        ...
+
+    def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:
+        """See harness.fuzzing.explaining."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+class WorkerKernels:
+    """In a process of its own, number `index`, on its share of the GPUs."""
+
+    def __init__(self, adapter: str, index: int = 0, python: str = sys.executable) -> None:
+        self.adapter = adapter
+        gpus = gpu_ids()
+        self.worker = (
+            FuzzWorkerProcess(gpu=gpus[index % len(gpus)], python=python)
+            if gpus
+            else FuzzWorkerProcess(threads=1, python=python)
+        )
+
+    def examine(self, case: AttentionCase, options: RunOptions) -> Record:
+        return self.worker.examine(Job(case, self.adapter), options)
+
+    def confirm(self, case: AttentionCase, options: RunOptions) -> Record:
+        self.worker.stop()  # the first run in a fresh process: what other cases left behind is gone
+        return examine_with_reruns(self.worker, Job(case, self.adapter), options)
+
+    def explain(self, record: Record, options: RunOptions, seconds: float) -> Explanation:
+        if _killed_its_process(record):
+            return Explanation((record.reason, "not explained: the case ends the process that would explain it."))
+        reply = self._ask("explain", record.case, options, seconds, {"record": record.to_json(), "seconds": seconds})
+        if reply is None or "explanation" not in reply:
+            why = "the process ended, or took too long" if reply is None else reply.get("error", "no answer")
+            return Explanation((f"not explained: {why}.",))
+        told = reply["explanation"]
+        return Explanation(
+            tuple(told["lines"]), told["fault"], told["fault_class"], told["residual"], tuple(told["equals"])
+        )
+
+    def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:
+        if _killed_its_process(record):
+            return None
+        names = {"known": [list(group) for group in known]}
+        reply = self._ask("which_known", record.case, options, ATTRIBUTION_SECONDS, names)
+        return None if reply is None else reply.get("known")
+
+    def _ask(
+        self, op: str, case: AttentionCase, options: RunOptions, seconds: float, more: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        request = {"op": op, "case": case.to_json(), "adapter": self.adapter, "options": options.to_json(), **more}
+        fresh = self.worker.cases_since_start == 0  # it may have to compile first
+        return self.worker.ask(request, seconds + (options.prepare_limit if fresh else GRACE))
+
+    def stop(self) -> None:
+        self.worker.stop()
+
+
+def _killed_its_process(record: Record) -> bool:
+    return record.verdict is Verdict.TIMEOUT or record.reason.startswith("the worker died")
+
+
+class LocalKernels:
+    """In this process, on the CPU: for emulated kernels, where a hop to a worker would be half of the time."""
+
+    def __init__(self, adapter: str, fault: str | None = None, range_: Range | None = None) -> None:
+        self.adapter: Adapter
+        self.mutate: PlanFault | None
+        self.adapter, self.mutate = (load_adapter(adapter), None) if fault is None else equip(adapter, fault)
+        self.range = Range() if range_ is None else range_
+        self.device = torch.device("cpu")
+
+    def examine(self, case: AttentionCase, options: RunOptions) -> Record:
+        return examine(case, self.adapter, options, self.device, mutate_plan=self.mutate)
+
+    def confirm(self, case: AttentionCase, options: RunOptions) -> Record:
+        first, *again = (self.examine(case, options) for _ in range(3))
+        same = all(record.verdict is first.verdict for record in again)
+        stability = Stability.DETERMINISTIC if same else Stability.FLAKY
+        return first.replace(stability=stability) if first.verdict.is_finding else first
+
+    def explain(self, record: Record, options: RunOptions, seconds: float) -> Explanation:
+        del options
+        return explain_record(self._examiner(record.case), record, self.range, seconds)
+
+    def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:
+        del options
+        return which_known(self._examiner(record.case), known, self.range)
+
+    def _examiner(self, case: AttentionCase) -> Examiner:
+        watch = Stopwatch(self.device, lambda _stage: None)
+        return Examiner(case, self.adapter, self.device, watch, self.mutate)
+
+    def stop(self) -> None:
+        """Nothing to stop."""
