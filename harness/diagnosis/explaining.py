@@ -9,6 +9,8 @@ each query really saw. Nothing is claimed that a run did not reproduce.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 from dataclasses import dataclass
 
@@ -21,6 +23,7 @@ from harness.diagnosis.weights import say_weights
 from harness.diagnosis.where import say_where
 from harness.diagnosis.xray import LEVEL, MAX_RUNS, Attended, attended_matrix, runs_needed
 from harness.diagnosis.xray_words import guess_class, row_differences, say_differences
+from harness.faults.registry import load_fault
 from harness.faults.shots import Range
 from harness.record import Record
 from harness.running.examine import AdapterFailure, DoesNotFit, Examiner
@@ -34,13 +37,14 @@ SMALL = 1 << 22  # scores (rows * keys * heads) up to which suspects are run on 
 class Explanation:
     """lines: at most 12, most useful first; fault: the named fault (a+b for two), or None
     residual: distance of what the fault gives from what was seen, 1 being what right kernels differ by
-    equals: faults that give the same output on this case"""
+    equals: faults that give the same output on this case; attended: the X-ray, where one was taken"""
 
     lines: tuple[str, ...]
     fault: str | None = None
     fault_class: str | None = None
     residual: float | None = None
     equals: tuple[str, ...] = ()
+    attended: Attended | None = None
 
 
 def explain(examiner: Examiner, record: Record, *, seconds: float = 30.0, range_: Range | None = None) -> Explanation:
@@ -73,6 +77,27 @@ def explain(examiner: Examiner, record: Record, *, seconds: float = 30.0, range_
     return _told(examiner, truth, data, observed, wrong, suspects, until)
 
 
+def confirm(explanation: Explanation, original: Examiner, *, range_: Range | None = None) -> Explanation:
+    """An explanation found on a shrunk case, tried on the case it was shrunk from: a line more says how that went."""
+    if explanation.fault is None:
+        return explanation
+    range_ = Range() if range_ is None else range_
+    case = original.case
+    level = case.poison.weaker(original.adapter.poison)
+    truth = find_truth(original, level, make_data(case, original.device))
+    observed = observe(original, truth.flat, level)
+    vehicles = vehicles_for(case, original.adapter, range_)
+    court = Court(truth, observed, vehicles, range_, seconds=math.inf, device=original.device)
+    fault = load_fault(explanation.fault)
+    residual = min((court.try_one(fault, name).residual for name in vehicles), default=math.inf)
+    if court.explains(residual):
+        line = f"confirmed on the original case {case.name} (residual {residual:.2f} of the bound)"
+    else:
+        line = f"NOT the whole story: on the original case {case.name} it leaves {residual:.3g} times the bound"
+    lines = (explanation.lines[0], line, *explanation.lines[1:])[:MAX_LINES]
+    return dataclasses.replace(explanation, lines=lines)
+
+
 def _told(
     examiner: Examiner,
     truth: Truth,
@@ -85,7 +110,7 @@ def _told(
     case = truth.case
     attended = xray(examiner) if time.monotonic() < until else None
     differences = [] if attended is None else row_differences(attended)
-    keys = say_differences(differences)
+    keys = say_differences(case, differences)
     where = [f"wrong: {line}" for line in say_where(case, wrong)]
     changing = [] if observed.repeats else ["two runs on the same data differ: a race, or state kept between calls"]
     if suspects:
@@ -96,7 +121,12 @@ def _told(
             lines.append(f"the same on this case: {', '.join(same[:4])}{' ...' if len(same) > 4 else ''}")
         lines += [*changing, *where, *(f"X-ray: {line}" for line in keys)]
         return Explanation(
-            tuple(lines[:MAX_LINES]), best.fault.name, str(best.fault.fault_class), best.residual, tuple(same)
+            tuple(lines[:MAX_LINES]),
+            best.fault.name,
+            str(best.fault.fault_class),
+            best.residual,
+            tuple(same),
+            attended,
         )
     said = keys or say_weights(truth, data, observed.own[0])
     kind = guess_class(differences)
@@ -104,7 +134,7 @@ def _told(
     lines = [first + (f" ({kind})" if kind else ""), *changing, *where, *(f"X-ray: {line}" for line in said[1:])]
     if not keys:
         lines.append("X-ray: every query attends to the right keys" if attended is not None else "no X-ray was taken")
-    return Explanation(tuple(lines[:MAX_LINES]), None, kind or None)
+    return Explanation(tuple(lines[:MAX_LINES]), None, kind or None, attended=attended)
 
 
 def _name(suspect: Suspect) -> str:

@@ -34,11 +34,13 @@ class Seen:
 class Observed:
     """own: the case's own data, run REPEATS times; flat: the FLAT certificate's data, once, where it applies.
 
+    zeroed:  own data with unused slots zeroed, where own gave NaN: what else is wrong shows there
     failure: the message of a run that raised; what was seen before it is kept.
     """
 
     own: tuple[Seen, ...] = ()
     flat: Seen | None = None
+    zeroed: Seen | None = None
     failure: str | None = None
 
     @property
@@ -87,9 +89,11 @@ def observe(examiner: Examiner, flat: CertificateData | None, level: Poison, rep
         for _ in range(repeats):
             own.append(seen(examiner, None, level))
         on_flat = None if flat is None else seen(examiner, flat.data, level)
+        poisoned = level is not Poison.ZERO and any(bool(one.out.isnan().any()) for one in own)
+        zeroed = seen(examiner, None, Poison.ZERO) if poisoned else None
     except AdapterFailure as failure:
-        return Observed(tuple(own), None, str(failure))
-    return Observed(tuple(own), on_flat)
+        return Observed(tuple(own), failure=str(failure))
+    return Observed(tuple(own), on_flat, zeroed)
 
 
 def seen(examiner: Examiner, data: LogicalData | None, level: Poison) -> Seen:

@@ -106,6 +106,8 @@ class Court:
             if other.failure is not None or not self.observed.own:
                 return Effect(fault, vehicle, self._of_failures(other), None)
             rows = self._own_rows(other)
+            if self.observed.zeroed is not None:
+                rows = torch.maximum(rows, self._zeroed_rows(other))
             worst = float(rows.max())
             if worst > EXPLAINED or self.observed.flat is None or self.truth.flat is None:
                 return Effect(fault, vehicle, worst, rows)
@@ -133,6 +135,12 @@ class Court:
         back = [] if self.observed.repeats else [nearest(one, self.observed.own) for one in other.own]
         return torch.stack([*there, *back]).amax(0)
 
+    def _zeroed_rows(self, other: Observed) -> Tensor:
+        assert self.observed.zeroed is not None
+        if other.zeroed is None:  # it gave no NaN where the kernel under suspicion did
+            return torch.full_like(self.truth.golden.lse, torch.inf)
+        return difference(self.observed.zeroed, other.zeroed, self.truth.bound, self.truth.case.dtype)
+
     def _flat_distance(self, other: Seen) -> float:
         assert self.observed.flat is not None
         assert self.truth.flat is not None
@@ -158,25 +166,28 @@ class Court:
     def pairs(self, effects: Sequence[Effect]) -> list[Suspect]:
         """Pairs of faults of one class that explain the output together, if no single one does.
 
-        Only faults that explain some row that a kernel without fault does not are paired.
+        Those that explain most rows alone are tried first; a fault that changes nothing here is not.
         """
         honest = {name: self.try_one(HONEST, name).rows for name in self.vehicles}
-        partial: dict[tuple[str, str], list[tuple[float, Fault]]] = {}
+        members: dict[tuple[str, str], list[tuple[float, Fault]]] = {}
         for effect in effects:
             clean = honest[effect.vehicle]
-            if effect.rows is None or clean is None:
+            if effect.rows is None or clean is None or torch.equal(effect.rows, clean):
                 continue
-            gained = ((effect.rows <= EXPLAINED) & (clean > EXPLAINED)).double().mean()
-            key = (str(effect.fault.fault_class), effect.vehicle)
-            partial.setdefault(key, []).append((float(gained), effect.fault))
+            gained = float(((effect.rows <= EXPLAINED) & (clean > EXPLAINED)).double().mean())
+            members.setdefault((str(effect.fault.fault_class), effect.vehicle), []).append((gained, effect.fault))
+        tries = [
+            (first[0] + second[0], vehicle, compose(first[1], second[1]))
+            for (_, vehicle), of_class in members.items()
+            for first, second in itertools.combinations(of_class, 2)
+        ]
         found = []
-        for (_, vehicle), members in partial.items():
-            members.sort(key=lambda member: -member[0])
-            for (gain, first), (_, second) in itertools.combinations(members, 2):
-                if not self.in_time:
-                    break
-                if gain > 0 or len(members) <= 6:
-                    found.append(self.try_one(compose(first, second), vehicle))
+        for _, vehicle, both in sorted(tries, key=lambda one: -one[0]):
+            if not self.in_time:
+                break
+            found.append(self.try_one(both, vehicle))
+            if self.explains(found[-1].residual):
+                break
         return self._best(found)
 
     def _best(self, effects: Sequence[Effect]) -> list[Suspect]:

@@ -46,6 +46,8 @@ def say_weights(truth: Truth, data: LogicalData, seen: Seen) -> list[str]:
     for words, other in scale_guesses(case):
         if _close(truth, golden_attention(other, data).out, seen):
             lines.append(words)
+    if not lines:
+        lines += _fitted_scale(truth, data, seen)
     if data.sinks is not None:
         without = LogicalData(data.q, data.k, data.v, None)
         if _close(truth, golden_attention(case, without).out, seen):
@@ -55,6 +57,24 @@ def say_weights(truth: Truth, data: LogicalData, seen: Seen) -> list[str]:
         if _close(truth, golden_attention(case, moved).out, seen):
             lines.append(words)
     return lines
+
+
+def _fitted_scale(truth: Truth, data: LogicalData, seen: Seen) -> list[str]:
+    """The factor on scores that comes closest to the output, if one comes within its bound."""
+
+    def distance(factor: float) -> float:
+        return float(_error(seen.out, _scaled(truth, data, factor), truth.bound).nan_to_num(posinf=1e9).mean())
+
+    best = min((2.0 ** (step / 4) for step in range(-12, 13)), key=distance)
+    for width in (0.12, 0.03, 0.008, 0.002, 0.0005):
+        best = min((best * (1 + width * step) for step in (-1.0, -0.5, 0.0, 0.5, 1.0)), key=distance)
+    if abs(best - 1) > 1e-3 and _close(truth, _scaled(truth, data, best), seen):
+        return [f"scores are scaled by {best:.3g}"]
+    return []
+
+
+def _scaled(truth: Truth, data: LogicalData, factor: float) -> Tensor:
+    return golden_attention(truth.case.replace(sm_scale=truth.case.scale * factor), data).out
 
 
 def _error(out: Tensor, right: Tensor, bound: Tensor) -> Tensor:

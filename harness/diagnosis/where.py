@@ -34,11 +34,16 @@ def say_where(case: AttentionCase, wrong: Tensor, limit: int = 3) -> list[str]:
     if not bool(by_row.any()):
         return []
     hit = sorted({int(r) for r in rows.request[by_row].tolist()})
+    if len(hit) > 1 and bool(by_row.all()):
+        return [f"all {case.total_q} rows of all {len(hit)} requests, {_heads(case, wrong)}"]
+    all_rows = list(zip(rows.request.tolist(), rows.position.tolist(), by_row.tolist(), strict=True))
+    bad = {(r, p) for r, p, is_wrong in all_rows if is_wrong}
+    edge = _common_edge(case, bad, {(r, p) for r, p, _ in all_rows} - bad)
     lines = []
     for request in hit[: limit if len(hit) <= limit else limit - 1]:
         mine = rows.request == request
         positions = rows.position[mine & by_row].tolist()
-        text = f"request {request}, {_positions(case, request, positions)}, {_heads(case, wrong[mine & by_row])}"
+        text = f"request {request}, {_positions(case, request, positions, edge)}, {_heads(case, wrong[mine & by_row])}"
         lines.append(text)
     if len(hit) > limit:
         lines.append(f"and requests {spans(hit[limit - 1 :])} of {case.num_requests}")
@@ -48,9 +53,9 @@ def say_where(case: AttentionCase, wrong: Tensor, limit: int = 3) -> list[str]:
     return lines
 
 
-def _positions(case: AttentionCase, request: int, positions: list[int]) -> str:
+def _positions(case: AttentionCase, request: int, positions: list[int], edge: str) -> str:
     prefix, extend = case.requests[request]
-    edge = _edge(case, request, positions)
+    edge = edge or _edge(case, request, positions)
     if len(positions) == extend:
         words = f"all {extend} query positions ({spans(positions)})" if extend > 1 else f"query position {positions[0]}"
     else:
@@ -60,34 +65,45 @@ def _positions(case: AttentionCase, request: int, positions: list[int]) -> str:
     return f"{words} ({edge})" if edge else words
 
 
-def _edge(case: AttentionCase, request: int, positions: list[int]) -> str:
-    """The edge that separates wrong rows from right ones, if one does."""
-    prefix, extend = case.requests[request]
-    everyone = set(range(prefix, prefix + extend))
-    wrong, right = set(positions), everyone - set(positions)
+Past = Callable[[int, int], bool]  # (request, query position) -> is it past an edge?
+
+
+def _edges_of(case: AttentionCase) -> tuple[tuple[str, Past], ...]:
+    """Edges of the window, as predicates of a query position."""
     left = case.window_left
+    if left is None:
+        return ()
+    prefixes = [r.prefix_len for r in case.requests]
+    return (
+        (f"past window_left={left}", lambda _r, p: p > left),
+        ("whose window lies in the new rows alone", lambda r, p: p - left >= prefixes[r]),
+        ("whose window begins later than the first row's", lambda r, p: p - left > max(0, prefixes[r] - left)),
+    )
 
-    def separates(past: Callable[[int], bool]) -> bool:
-        return bool(right) and all(past(p) for p in wrong) and not any(past(p) for p in right)
 
-    if left is not None:
-        if separates(lambda p: p > left):
-            return f"past window_left={left}"
-        if separates(lambda p: p - left >= prefix):
-            return "their window lies in the new rows alone"
-        if separates(lambda p: p - left > max(0, prefix - left)):
-            return "their window begins later than the first row's"
+def _common_edge(case: AttentionCase, wrong: set[tuple[int, int]], right: set[tuple[int, int]]) -> str:
+    """The edge of the window with all wrong rows (request, position) past it and no right one."""
+    if not right:
+        return ""
+    for words, past in _edges_of(case):
+        if all(past(*row) for row in wrong) and not any(past(*row) for row in right):
+            return words
+    return ""
+
+
+def _edge(case: AttentionCase, request: int, positions: list[int]) -> str:
+    """The page or tile edge that the wrong rows of one request begin at, if right ones come before."""
+    prefix, extend = case.requests[request]
     first = min(positions)
-    if right and wrong == set(range(first, prefix + extend)) and first > prefix:
-        if first % case.page_size == 0 and case.page_size > 1:
-            return f"from the page edge at {first}"
-        for tile in TILES:
-            if first % tile == 0:
-                return f"from the tile edge at {first}"
-            if (first - prefix) % tile == 0:
-                return f"from row {first - prefix}, a tile edge of the rows"
-    if not right and left is not None and first > left:
-        return f"past window_left={left}"
+    if first == prefix or positions != list(range(first, prefix + extend)):
+        return ""
+    if first % case.page_size == 0 and case.page_size > 1:
+        return f"from the page edge at {first}"
+    for tile in TILES:
+        if first % tile == 0:
+            return f"from the tile edge at {first}"
+        if (first - prefix) % tile == 0:
+            return f"from row {first - prefix}, a tile edge of the rows"
     return ""
 
 

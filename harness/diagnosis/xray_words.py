@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cases.ragged import indptr, query_rows
+from cases.schema import AttentionCase
 from harness.diagnosis.where import spans
 from harness.diagnosis.xray import Attended
 
@@ -69,7 +70,7 @@ def _owner(key: int, starts: Tensor) -> tuple[int, int]:
     return request, key - int(starts[request])
 
 
-def say_differences(differences: list[RowDifference], limit: int = 3) -> list[str]:
+def say_differences(case: AttentionCase, differences: list[RowDifference], limit: int = 3) -> list[str]:
     """The kinds of difference there are, one line each, most telling first."""
     lines: list[str] = []
     foreign = [d for d in differences if d.foreign]
@@ -96,7 +97,8 @@ def say_differences(differences: list[RowDifference], limit: int = 3) -> list[st
         some = [d for d in differences if getattr(d, name)]
         if some:
             keys = _keys(some, name)
-            lines.append(f"{keys} {many if keys.startswith(('keys', 'the keys')) else one}{_more(some)}")
+            verb = many if keys.startswith(("keys", "the keys")) else one
+            lines.append(f"{keys} {verb}{_side(case, some, name)}{_more(some)}")
     heads = [d for d in differences if d.other_head]
     if heads and not any(d.foreign or d.missing or d.extra for d in heads):
         lines.append(f"another kv head is read{_more(heads)}")
@@ -104,6 +106,22 @@ def say_differences(differences: list[RowDifference], limit: int = 3) -> list[st
     if broken:
         lines.append(f"request {broken[0].request} query {broken[0].position} sees no key, or gives NaN{_more(broken)}")
     return lines[:limit]
+
+
+def _side(case: AttentionCase, some: list[RowDifference], name: str) -> str:
+    """Where those keys lie, if all of them lie there."""
+    pairs = [(d, key) for d in some for key in getattr(d, name)]
+    left = case.window_left
+    if name == "extra":
+        if left is not None and all(key < d.position - left for d, key in pairs):
+            return ", all left of the window"
+        if case.causal and all(key > d.position for d, key in pairs):
+            return ", all after the query"
+    elif all(key >= case.requests[d.request].prefix_len for d, key in pairs):
+        return ", all of them new rows"
+    elif all(key < case.requests[d.request].prefix_len for d, key in pairs):
+        return ", all in the cached prefix" if any(r.extend_len > 1 for r in case.requests) else ""
+    return ""
 
 
 def _more(some: list[RowDifference]) -> str:

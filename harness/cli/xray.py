@@ -1,0 +1,59 @@
+"""`attn-harness xray`: which keys each query really attended to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.explain import CaseArgument, OneAdapter, PlantedFault, find_case, make_examiner
+from harness.diagnosis.rendering import fits_text, save_picture, text_picture, worst_place
+from harness.diagnosis.xray import LEVEL, attended_matrix
+from harness.diagnosis.xray_words import row_differences, say_differences
+from harness.errors import UsageError
+from harness.running.examine import AdapterFailure, DoesNotFit
+
+
+def xray(
+    case: CaseArgument,
+    adapter: OneAdapter,
+    fault: PlantedFault = None,
+    request: Annotated[int | None, typer.Option(help="Draw this request (default: the one most wrong).")] = None,
+    head: Annotated[int | None, typer.Option(help="Draw this query head.")] = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Write a PNG here.")] = None,
+) -> None:
+    """Recover from outputs alone which keys each query attended to, and draw it against what it should see.
+
+    Exit code 1 if any row attended to other keys.
+
+    Example: `attn-harness xray 0123456789ab --adapter flash-attn-3 --picture xray.png`
+    """
+    found = find_case(case)
+    examiner = make_examiner(found, adapter, fault)
+    try:
+        attended = attended_matrix(found, lambda data: examiner.run(data, LEVEL)[1].out, examiner.device)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from None
+    except (AdapterFailure, DoesNotFit) as problem:
+        raise UsageError(f"no X-ray of {examiner.adapter.name}: {problem}.") from None
+    worst = worst_place(attended)
+    at_request, at_head = worst[0] if request is None else request, worst[1] if head is None else head
+    if not 0 <= at_request < found.num_requests or not found.requests[at_request].extend_len:
+        raise UsageError(f"--request is {at_request}; the case has no such request with new rows.")
+    if not 0 <= at_head < found.num_qo_heads:
+        raise UsageError(f"--head is {at_head}; the case has heads 0..{found.num_qo_heads - 1}.")
+    differences = row_differences(attended)
+    print(
+        f"{found.name} ({found.id}) through {examiner.adapter.name}: {len(differences)} of {found.total_q} rows differ"
+    )
+    for line in say_differences(found, differences, limit=6):
+        print(f"  {line}")
+    if fits_text(found, at_request):
+        print("\n".join(text_picture(attended, at_request, at_head)))
+    elif picture is None:
+        print("too large for text; give --picture FILE.png")
+    if picture is not None:
+        save_picture(attended, at_request, at_head, picture)
+        print(f"wrote {picture}")
+    raise typer.Exit(1 if differences else 0)
