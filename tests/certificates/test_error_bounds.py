@@ -126,3 +126,17 @@ def test_rows_without_a_key_have_bound_0_and_a_leg_of_nothing_is_no_merge() -> N
     single, merged = (row_bounds(case, data, golden, KernelTraits(merge_legs=legs)) for legs in (1, 2))
     assert (merged >= single).all()
     assert (merged <= single + 2.0**-8 * golden.out.abs() * (1 + 1e-9)).all()
+
+
+def test_outputs_below_the_normal_numbers_of_fp16() -> None:
+    """A sink that leaves the keys a millionth: every rounding is of subnormals, partial outputs' too."""
+    case = AttentionCase(
+        requests=(Request(13, 3),), dtype="float16", kv_dtype="float16", sinks=True, sm_scale=1.0, recipe="small"
+    )
+    data = make_data(case, "cpu")
+    assert data.sinks is not None
+    data = LogicalData(data.q, data.k, data.v, data.sinks + 14)
+    golden = golden_attention(case, data, moments=True)
+    out, _ = emulate(ready_batch(case, data), KERNELS["merge"])
+    bound = row_bounds(case, data, golden, traits_of(KERNELS["merge"]))
+    assert worst(case, (out.double() - golden.out).abs(), bound)[0] < 1
