@@ -10,21 +10,26 @@ from cases.corpus_io import load_case_file
 from cases.schema import AttentionCase
 from cases.suites import load_suite
 from harness.adapters import registry
+from harness.environment import gpu_ids
 from harness.errors import UsageError
 from harness.loading import is_file_spec
 from harness.running.options import Job
 
+# torch's own kernels that need no GPU and no compiling.
+CPU_DEFAULTS = ("torch-sdpa", "torch-flex-eager")
 DEFAULT_SUITES = ("smoke", "seeds")
 
 
 def select_adapters(patterns: Sequence[str]) -> list[str]:
-    """Adapter names or file specs. Without patterns: every adapter that can run here.
+    """Adapter names or file specs. Without patterns: every adapter that can run here and is worth its
+    time: emulated ones only where there is no GPU, and what compiles for seconds a case only on one.
 
     Raises UsageError where a pattern names nothing, or only what cannot run here (with the reason).
     """
     entries = registry.available()
     if not patterns:
-        runnable = [e.name for e in entries if e.why_not is None]
+        on_gpu = bool(gpu_ids())
+        runnable = [e.name for e in entries if e.why_not is None and default_here(e, on_gpu)]
         if not runnable:
             raise UsageError("no adapter can run here; `attn-harness doctor` says why.")
         return runnable
@@ -42,6 +47,13 @@ def select_adapters(patterns: Sequence[str]) -> list[str]:
             raise UsageError(f"adapter {matching[0].name} cannot run here: {matching[0].why_not}.")
         chosen += runnable
     return list(dict.fromkeys(chosen))
+
+
+def default_here(entry: registry.Entry, on_gpu: bool) -> bool:
+    """Whether an adapter runs when none was named."""
+    if on_gpu:
+        return not entry.emulated and entry.name != "torch-flex-eager"
+    return entry.emulated or entry.name in CPU_DEFAULTS
 
 
 def select_cases(

@@ -16,7 +16,8 @@ EVIDENCE = ("default", "certificate", "bound", "atol")
 class RunOptions:
     """evidence: which kinds are gathered (see EVIDENCE); atol: an explicit flat tolerance, which then decides
     too; fault: a named fault to put into the adapter; time_limit: seconds for one case once it is
-    prepared; prepare_limit: seconds to compile what a case needs; rerun: run a non-PASS twice more."""
+    prepared; prepare_limit: seconds to compile what a case needs; rerun: run a non-PASS twice more; explain: say of
+    a wrong answer what the kernel does (of an adapter's first few)."""
 
     evidence: str = "default"
     atol: float | None = None
@@ -24,6 +25,7 @@ class RunOptions:
     time_limit: float = 120.0
     prepare_limit: float = 1800.0
     rerun: bool = True
+    explain: bool = True
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:

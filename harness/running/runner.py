@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import sys
 import threading
@@ -36,7 +37,8 @@ def examine_with_reruns(worker: WorkerProcess, job: Job, options: RunOptions) ->
         return record
     was_first = worker.cases_since_start <= 1
     worker.stop()
-    again = [worker.examine(job, options) for _ in range(2)]
+    quietly = dataclasses.replace(options, explain=False)
+    again = [worker.examine(job, quietly) for _ in range(2)]
     verdicts = {r.verdict for r in again}
     if verdicts == {record.verdict}:
         stability = Stability.DETERMINISTIC

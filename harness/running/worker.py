@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -27,8 +28,13 @@ from harness.adapters.registry import load_adapter
 from harness.environment import installed_versions
 from harness.errors import UsageError
 from harness.faults.registry import equip
-from harness.running.examine import examine, synchronize
+from harness.record import Record
+from harness.running.examine import Examiner, Stopwatch, examine, synchronize
 from harness.running.options import RunOptions
+from harness.verdict import Verdict
+
+EXPLAINED = 3  # wrong answers of one adapter that are explained; more of the same would say the same
+EXPLAIN_SECONDS = 20.0
 
 
 class Worker:
@@ -37,6 +43,7 @@ class Worker:
     def __init__(self, reply: Callable[[dict[str, Any]], None]) -> None:
         self.reply = reply
         self.adapters: dict[tuple[str, str | None], tuple[Adapter, Any]] = {}
+        self.explained: Counter[str] = Counter()
 
     def handle(self, request: dict[str, Any]) -> None:
         if request["op"] == "ping":
@@ -60,7 +67,21 @@ class Worker:
             suite=request.get("suite"),
             adapter=request["adapter"],  # the name it can be loaded by again, for an outside file too
         )
-        self.reply({"record": record.to_json(), "healthy": is_healthy(device)})
+        healthy = is_healthy(device)
+        if options.explain and healthy and record.verdict in (Verdict.WRONG, Verdict.POISONED):
+            record = self._explained(record, adapter, device, mutate)
+        self.reply({"record": record.to_json(), "healthy": healthy})
+
+    def _explained(self, record: Record, adapter: Adapter, device: torch.device, mutate: Any) -> Record:
+        """The record with an explanation, for the first few of an adapter; `attn-harness explain` has more time."""
+        if self.explained[record.adapter] >= EXPLAINED:
+            return record
+        self.explained[record.adapter] += 1
+        from harness.diagnosis.explaining import explain  # heavy, and most runs never need it
+
+        self.reply({"stage": "explain"})
+        examiner = Examiner(record.case, adapter, device, Stopwatch(device, lambda _stage: None), mutate)
+        return record.replace(explanation=explain(examiner, record, seconds=EXPLAIN_SECONDS).lines)
 
     def _adapter(self, spec: str, fault: str | None) -> tuple[Adapter, Any]:
         if (spec, fault) not in self.adapters:
