@@ -54,8 +54,10 @@ def load_internals() -> Internals:
     try:
         version = importlib.import_module("transformers").__version__
     except ImportError as error:
+        reason = " ".join(str(error).split())  # transformers words some of these over several lines
         raise OracleError(
-            f"transformers cannot be imported ({error}); install it with: pip install 'attn-harness[test]'."
+            f"transformers cannot be imported ({reason}); install it, or what it misses, with: "
+            "pip install 'attn-harness[test]'."
         ) from None
     found = {field: lookup(module, name) for field, (module, name) in _WANTED.items()}
     require_parameters(found["dynamic_cache"], "DynamicCache", "config")

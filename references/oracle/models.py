@@ -8,6 +8,7 @@ scale, cap or sink hides.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,10 +98,11 @@ MODELS: dict[str, ModelSpec] = {
 }
 
 
-def build_model(spec: ModelSpec, window: int, dtype: torch.dtype, seed: int = 0) -> Any:
+def build_model(spec: ModelSpec, window: int, dtype: torch.dtype) -> Any:
     """A random model of `spec` with sliding_window `window`, in eval mode on the CPU.
 
-    The caller's random state is left as it was.
+    Every architecture has its own weights, the same at every window. The caller's random state is left as
+    it was.
     """
     config_class = lookup("transformers", spec.config_class)
     model_class = lookup("transformers", spec.model_class)
@@ -108,7 +110,7 @@ def build_model(spec: ModelSpec, window: int, dtype: torch.dtype, seed: int = 0)
     if spec.window is not None:
         options[spec.window] = window
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(zlib.crc32(spec.name.encode()))
         config = config_class(**options)
         model = model_class(config)
         _randomise_sinks(spec, model)

@@ -217,7 +217,10 @@ def test_equal_scores_count_the_visible_keys(case: AttentionCase) -> None:
     position = kv_rows(case, "cpu").position.double()
     v = position[:, None, None].expand_as(data.v)
     got = golden_attention(case, LogicalData(torch.zeros_like(data.q), data.k, v, None))
-    first, last = (bound.double()[:, None] for bound in visible_interval(case, query_rows(case, "cpu")))
+    rows = query_rows(case, "cpu")
+    kv_lens = torch.tensor([r.kv_len for r in case.requests])[rows.request]
+    first = (rows.position - (10**6 if case.window_left is None else case.window_left)).clamp(min=0)[:, None].double()
+    last = (rows.position + 1 if case.causal else kv_lens)[:, None].double()
     close(got.lse.exp(), (last - first).expand_as(got.lse), atol=1e-11)
     close(got.out, ((first + last - 1) / 2)[:, :, None].expand_as(got.out), atol=1e-11)
 
