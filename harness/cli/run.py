@@ -14,6 +14,7 @@ from harness.cli.selection import make_jobs, select_adapters, select_cases
 from harness.cli.summary import exit_code, print_summary, summary_console
 from harness.record import Record, RecordWriter
 from harness.record_files import new_record_path, write_case, write_plan
+from harness.running.elsewhere import adapters_of
 from harness.running.options import Job, RunOptions
 from harness.running.runner import run_jobs
 
@@ -55,7 +56,8 @@ def run(
     # A planted fault needs no second and third run to be believed.
     options = RunOptions(evidence=evidence, atol=atol, fault=fault, time_limit=time_limit, rerun=fault is None)
     chosen = select_cases(suite or (), cases or (), keyword)
-    jobs = make_jobs(select_adapters(adapter or ()), chosen)
+    elsewhere = None if python == sys.executable else adapters_of(python)
+    jobs = make_jobs(select_adapters(adapter or (), elsewhere), chosen)
     records = run_and_record(
         jobs, options, reports, workers=workers, workers_per_gpu=workers_per_gpu, python=python, as_json=as_json
     )

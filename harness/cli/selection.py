@@ -20,13 +20,14 @@ CPU_DEFAULTS = ("torch-sdpa", "torch-flex-eager")
 DEFAULT_SUITES = ("smoke", "seeds")
 
 
-def select_adapters(patterns: Sequence[str]) -> list[str]:
+def select_adapters(patterns: Sequence[str], entries: Sequence[registry.Entry] | None = None) -> list[str]:
     """Adapter names or file specs. Without patterns: every adapter that can run here and is worth its
     time: emulated ones only where there is no GPU, and what compiles for seconds a case only on one.
 
+    `entries`: those of another environment (harness/running/elsewhere.py); default: this one's.
     Raises UsageError where a pattern names nothing, or only what cannot run here (with the reason).
     """
-    entries = registry.available()
+    entries = registry.available() if entries is None else entries
     if not patterns:
         on_gpu = bool(gpu_ids())
         runnable = [e.name for e in entries if e.why_not is None and default_here(e, on_gpu)]
