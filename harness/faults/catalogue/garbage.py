@@ -45,24 +45,26 @@ partial_page = b.unless(_partial_last_page, "every request ends on a page edge")
 
 def _padding_lanes() -> dict[str, Callable[..., Any]]:
     """Decode: lanes up to a multiple of 256 count as keys of score 0 and V = 0."""
-    top: dict[tuple[int, int], Tensor] = {}
+    seen: dict[str, Any] = {"request": None, "top": None}
 
     def missing(request: RequestCall) -> int:
         return b.round_up(request.kv_len, LANES) - request.kv_len if request.qo_len == 1 else 0
 
     def score(tile: Tile, raw: Tensor, scores: Tensor) -> Tensor:
+        """Keeps the request's running maximum, which the row sum is relative to."""
         del raw
-        key = (id(tile.request), tile.split)
         largest = scores.amax(-1, keepdim=True)
-        top[key] = torch.maximum(top[key], largest) if key in top else largest
+        if seen["request"] is tile.request:
+            largest = torch.maximum(seen["top"], largest)
+        if tile.split == 0:
+            seen["request"], seen["top"] = tile.request, largest
         return scores
 
     def row_sum(tile: Tile, total: Tensor) -> Tensor:
-        if tile.split or not missing(tile.request):
+        last = tile.positions.numel() and int(tile.positions[-1]) == tile.request.kv_len - 1
+        if tile.split or not missing(tile.request) or not last:
             return total
-        last = int(tile.positions[-1]) == tile.request.kv_len - 1
-        largest = top.pop((id(tile.request), tile.split))
-        return total + missing(tile.request) * torch.exp(-largest) if last else total
+        return total + missing(tile.request) * torch.exp(-seen["top"])
 
     return {"score": score, "row_sum": row_sum}
 
