@@ -82,9 +82,21 @@ def spiky_data(case: AttentionCase, device: torch.device | str) -> LogicalData:
     return LogicalData(q=(data.q.float() * 2).to(data.q.dtype), k=k, v=data.v, sinks=data.sinks)
 
 
+SUNKEN_SIZE = 512.0  # <q, k> near -2.6e5: below any finite number that a mask is likely to be written with
+
+
+def sunken_data(case: AttentionCase, device: torch.device | str) -> LogicalData:
+    """Normal data with every <q, k> lowered by SUNKEN_SIZE^2, as large biases of K lower them: the softmax does
+    not change, a mask that is a finite number comes out on top."""
+    data = normal_data(case, device)
+    q, k = data.q.clone(), data.k.clone()
+    q[..., 0], k[..., 0] = -SUNKEN_SIZE, SUNKEN_SIZE
+    return LogicalData(q=q, k=k, v=data.v, sinks=data.sinks)
+
+
 Recipe = Callable[[AttentionCase, "torch.device | str"], LogicalData]
 
-RECIPES: dict[str, Recipe] = {"normal": normal_data, "small": small_data, "spiky": spiky_data}
+RECIPES: dict[str, Recipe] = {"normal": normal_data, "small": small_data, "spiky": spiky_data, "sunken": sunken_data}
 
 
 def make_data(case: AttentionCase, device: torch.device | str) -> LogicalData:

@@ -16,6 +16,10 @@ divides by the fp32 row sum, and rounds. Its errors:
 2. *Output rounded*: u_o |o|; once more where the output is multiplied by a v_scale that is no power of two.
 3. *Two legs merged* from partial outputs o1, o2 rounded to the output dtype, a the mass of leg 1:
    u_o (a |o1| + (1 - a) |o2|). With l > 2 legs cut at unknown places, (l - 1) u_o sum p_k |v_k|.
+   *Splits rounded*: partial outputs o_j of mass a_j, their number and cuts unknown. Their roundings add up to
+   at most u_o sum p_k |v_k| (det); they are independent, and a_j o_j is what the keys of split j add, so for
+   random v sum (a_j o_j)^2 is about sum p_k^2 v_k^2, and at most |o|^2 more where v has a mean:
+   C1 u_o sqrt(sum p_k^2 v_k^2) + u_o |o| (stat).
 4. *fp32 arithmetic*: scores are off by at most about 2^-23 sum_d |scale q_d k_d|, weights by that
    relatively; the sum, its reciprocal, the exponential and the merge weights take a few roundings more:
    eps sum p_k |v_k|, eps = 2^-23 (FP32_ROUNDINGS + max_k sum_d |scale q_d k_d|).
@@ -79,6 +83,7 @@ def row_bounds(
     bound = u_p * (spread + size * moments.mass[..., None])
     bound += u_out * size * _output_roundings(case)
     bound += _merge_term(traits, golden.out, moments) * u_out
+    bound += _split_term(traits, golden.out, moments, statistical) * u_out
     bound += _dequantised_values(case, moments, traits, statistical)
     bound += _fp32_error(moments)[..., None] * moments.magnitude()
     bound += _underflow(case, out, moments, traits)
@@ -131,6 +136,15 @@ def _merge_term(traits: KernelTraits, out: Tensor, moments: RowMoments) -> Tenso
     if traits.merge_legs == 2:
         return moments.leg.abs() + (out - moments.leg).abs()
     return (traits.merge_legs - 1) * moments.magnitude()
+
+
+def _split_term(traits: KernelTraits, out: Tensor, moments: RowMoments, statistical: bool) -> Tensor:
+    if not traits.rounded_splits:
+        return torch.zeros_like(out)
+    error = moments.magnitude()
+    if statistical:
+        error = torch.minimum(error, C1 * moments.p2v2.double().sqrt() + out.abs())
+    return error
 
 
 def _dequantised_values(case: AttentionCase, moments: RowMoments, traits: KernelTraits, statistical: bool) -> Tensor:

@@ -31,6 +31,10 @@ class KernelTraits:
     lse_base:          "natural" or "log2": where the fp32 LSE was rounded (judges take it in natural units)
     lse_includes_sink: the returned LSE counts the sink
     tanh_error:        relative error of the kernel's tanh, for softcap
+    rounded_splits:    split-kv partial outputs are rounded to the output dtype before they are merged, at cuts
+                       chosen by a heuristic (FlashInfer fa2: `tmp_v` of batch_prefill.cu is of the output dtype)
+    masked_score:      what a masked key gets for <q, k>, before any scale; a visible key must score above it.
+                       None: minus infinity (FlashInfer fa2 up to 0.6.18: -5e4, math.cuh)
     dequantises_kv:    fp8 keys and values are multiplied by k_scale and v_scale and rounded to the dtype of q
                        before use, instead of scaling scores and output
     """
@@ -41,6 +45,8 @@ class KernelTraits:
     lse_base: str = "natural"
     lse_includes_sink: bool = True
     tanh_error: float = HARDWARE_TANH
+    rounded_splits: bool = False
+    masked_score: float | None = None
     dequantises_kv: bool = False
 
     def p_roundoff(self, dtype: str) -> float:

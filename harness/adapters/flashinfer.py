@@ -120,6 +120,8 @@ class _FlashInferAdapter(ABC):
     packages: tuple[str, ...] = ("flashinfer-python", "apache-tvm-ffi")
     backend = "fa2"
     row_sum_dtype = "input"  # prefill.cuh compute_sfm_v: m16k16_rowsum over the 16-bit fragments
+    rounded_splits = True  # batch_prefill.cu: DTypeO* tmp_v
+    masked_score: float | None = -5e4  # math.cuh `inf`, before sm_scale; see reports/findings/
 
     name: str
     capabilities: Capabilities
@@ -292,6 +294,8 @@ class FlashInferPagedFa3(FlashInferPagedFa2):
     name = "flashinfer-paged-fa3"
     backend = "fa3"
     row_sum_dtype = "float32"
+    rounded_splits = False
+    masked_score = None
     poison = Poison.FINITE  # whole tiles are loaded
     capabilities = Capabilities(
         num_splits=True,

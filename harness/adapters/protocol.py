@@ -80,6 +80,8 @@ class Adapter(Protocol):
 # p_dtype:         dtype that probabilities are rounded to before P @ V ("input": that of q)
 # row_sum_dtype:   dtype of the probabilities that the softmax denominator, and so the LSE, adds up
 #                  ("input": rounded to that of q, which moves the LSE by up to half its epsilon)
+# rounded_splits:  split-kv partial outputs are rounded to the output dtype before they are merged
+# masked_score:    finite <q, k> that a masked key gets, before any scale; None: minus infinity
 # batch_invariant: a request's rows are bitwise the same whatever the rest of the batch is
 # deterministic:   two runs give the same bits
 # packages:        distributions whose versions a record keeps
@@ -89,6 +91,8 @@ ADAPTER_DEFAULTS: dict[str, Any] = {
     "merge_legs": 1,
     "p_dtype": "input",
     "row_sum_dtype": "float32",
+    "rounded_splits": False,
+    "masked_score": None,
     "batch_invariant": False,
     "deterministic": True,
     "packages": (),

@@ -31,7 +31,8 @@ from harness.emulation.hooks import EmulatedCudaError, Hooks, Launch, RequestCal
 from harness.emulation.packing import pack_masks, unpack_bits
 
 LOG2_E = math.log2(math.e)
-SENTINEL_LOG2 = -5e4  # math.cuh: `inf = 5e4`, in log2 units
+SENTINEL = -5e4  # math.cuh: `inf = 5e4`; <q, k> of a masked key, before sm_scale (seen on a GPU)
+MOST_KEYS = math.log(2.0**31)
 SPLIT_KEYS = 512  # keys that fa2 is taken to give one split; the real planner balances CTAs
 MAX_SPLITS = 8
 
@@ -146,10 +147,22 @@ class _Wrapper:
             ),
             tile_start_left=run_window if self._backend == "fa2" and not state.use_window else None,
             num_splits=max(1, splits),
-            mask_fill=SENTINEL_LOG2 / LOG2_E if sentinel else -torch.inf,
+            mask_fill=self._masked_score(state) if sentinel else -torch.inf,
             sum_rounded=self._backend == "fa2",
             page_size=state.page_size,
         )
+
+    def _masked_score(self, state: PlanState) -> float:
+        """Natural score of a masked key: the sentinel is put in before sm_scale, but after a soft cap."""
+        return SENTINEL / LOG2_E if state.use_soft_cap else SENTINEL * state.sm_scale
+
+    @staticmethod
+    def _lse(launch: Launch, natural: Tensor) -> Tensor:
+        """Log2 LSE. A maximum that is still the sentinel is not multiplied by sm_scale (prefill.cuh, finalize_m)."""
+        if launch.mask_fill == -torch.inf:
+            return natural * LOG2_E
+        above = natural - launch.mask_fill  # ln of a count of keys, for a row whose maximum is the sentinel
+        return torch.where(above < MOST_KEYS, SENTINEL + above * LOG2_E, natural * LOG2_E)
 
     def _finish(
         self,
@@ -174,7 +187,7 @@ class _Wrapper:
         result = hooks.output(launch, out)
         if not return_lse:
             return result
-        values = hooks.lse(launch, natural * LOG2_E)
+        values = hooks.lse(launch, self._lse(launch, natural))
         if lse is not None:
             lse.copy_(values)
             values = lse

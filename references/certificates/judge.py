@@ -8,6 +8,9 @@ output dtype):
     u (|S1| + |S2|)        two legs whose partial outputs are rounded; each 0 if representable
     u (2l - 2) B           a chain of l legs cut at unknown places, B the bound of any contiguous sum
                            (such chains are held to CHAIN_BUDGET)
+    u B sqrt(l)            the same where l is a heuristic's (`rounded_splits`): not a bound, the size of
+                           independent roundings; 0.25 for l = 64, 3 of 4 of them smaller by half. Measured
+                           residuals say whether THRESHOLD is still far. Special columns are not judged
     2^-20 (|S1| + |S2|)    merge weights from an fp32 LSE
     2 r |s|max sum_bound   relative error r of scores: hardware tanh, keys scaled by no power of two
 
@@ -99,8 +102,9 @@ def _code_residual(
         # An output that is no longer exact before its own rounding is rounded, even if S/N would not be.
         budget = torch.where(merged & (roundings > ALMOST_EXACT), _rounding(case, code, total, False), budget)
         budget += torch.where(merged, roundings, 0.0)
-    elif traits.merge_legs > 2:
+    if traits.merge_legs > 2:
         budget += UNIT_ROUNDOFF[case.dtype] * (2 * traits.merge_legs - 2) * built.sum_bound
+    if traits.merge_legs > 2 or traits.rounded_splits:
         budget[:, :, list(built.special)] = torch.inf
     budget *= 2 * traits.out_ulp  # a kernel declared good to k ulp only
     limit = CHAIN_BUDGET if traits.merge_legs > 2 else BUDGET * max(1.0, 2 * traits.out_ulp)

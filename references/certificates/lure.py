@@ -138,6 +138,9 @@ def domain_plus(case: AttentionCase, traits: KernelTraits) -> str | None:
 
 
 def domain_minus(case: AttentionCase, traits: KernelTraits) -> str | None:
+    lowest = -_power_above(case, VISIBLE) / case.scale
+    if case.logits_soft_cap is None and traits.masked_score is not None and lowest <= traits.masked_score:
+        return f"the kernel gives masked keys {traits.masked_score:g} for <q, k>, above the recipe's {lowest:g}"
     return _domain(case, traits, VISIBLE)
 
 
