@@ -35,6 +35,7 @@ from harness.verdict import Stability, Verdict
 ROUND = 2000  # draws of one call of Hypothesis; its tree of what was drawn grows with them
 IDLE_ROUNDS = 3  # rounds in a row without a new case after which there is nothing left to draw
 HANG_LIMIT = 5.0  # seconds: the least that a case is given once one has hung
+INTERRUPTED = Explanation(("not explained: the session was interrupted.",))
 HANGS_IN_A_ROW = 300  # draws passed over because a known hang covers them, before the session gives up
 
 
@@ -258,6 +259,8 @@ class Engine:
 
     def _run(self, case: AttentionCase) -> Record:
         record = self.kernels.examine(case, self._run_options())
+        if self.halt.is_set():  # its process may have been ended under it, which says nothing about the case
+            raise _Enough
         if record.verdict is Verdict.TIMEOUT:
             self._hung = True
         else:
@@ -332,12 +335,12 @@ class Engine:
         kind = kind_of(record)
         original = self._first.get(kind, record)
         if stopped:
-            finding = self._finding(
-                record, original, Explanation(("not explained: the session was interrupted.",)), drawn
-            )
+            finding = self._finding(record, original, INTERRUPTED, drawn)
         else:
             confirmed = self._confirm(record, original)
             told = self.kernels.explain(confirmed, self._run_options(), self.options.explain_seconds)
+            if self.halt.is_set():
+                confirmed, told = record, INTERRUPTED
             finding = self._finding(confirmed.replace(explanation=told.lines), original, told, drawn)
         earlier = next((known for known in self.known if self._is_same(finding, known)), None)
         if earlier is not None:

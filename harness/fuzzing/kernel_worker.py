@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from cases.schema import AttentionCase
 from harness.faults.shots import Range
 from harness.fuzzing.explaining import explain_record, which_known
+from harness.fuzzing.limits import Declaration, mend
 from harness.record import Record
 from harness.running.examine import Examiner, Stopwatch
 from harness.running.options import RunOptions
 from harness.running.pool import WorkerProcess
 from harness.running.worker import Worker, main, pick_device
+
+TOLD = ("lines", "fault", "fault_class", "residual", "equals")  # what of an explanation is plain JSON
 
 
 class FuzzWorker(Worker):
@@ -21,28 +23,39 @@ class FuzzWorker(Worker):
     {"op": "explain", "record": {...}, ...}          -> {"explanation": {...}}
     {"op": "which_known", "known": [[name]], ...}    -> {"known": index or null}
 
-    both with "case", "adapter" and "options".
+    {"op": "declare", ...}                           -> {"declaration": {...}}
+    {"op": "mend", ...}                              -> {"case": {...} or null}, see harness.fuzzing.limits
+
+    all with "adapter" and "options", and with "case" but for "declare".
     """
 
     range_: Range | None = None
 
     def handle(self, request: dict[str, Any]) -> None:
-        if request["op"] not in ("explain", "which_known"):
+        op = request["op"]
+        if op not in ("explain", "which_known", "declare", "mend"):
             super().handle(request)
             return
-        case = AttentionCase.from_json(request["case"])
         options = RunOptions(**request["options"])
         adapter, mutate = self._adapter(request["adapter"], options.fault)
+        if op == "declare":
+            self.reply({"declaration": Declaration.of(adapter).to_json()})
+            return
+        case = AttentionCase.from_json(request["case"])
+        if op == "mend":
+            mended = mend(case, adapter.capabilities)
+            self.reply({"case": None if mended is None else mended.to_json()})
+            return
         device = pick_device(adapter)
         examiner = Examiner(case, adapter, device, Stopwatch(device, lambda _stage: None), mutate)
         if self.range_ is None:
             self.range_ = Range(options)
-        if request["op"] == "which_known":
+        if op == "which_known":
             self.reply({"known": which_known(examiner, request["known"], self.range_)})
             return
         record = Record.from_json(request["record"])
         told = explain_record(examiner, record, self.range_, request["seconds"])
-        self.reply({"explanation": dataclasses.asdict(told)})
+        self.reply({"explanation": {name: getattr(told, name) for name in TOLD}})
 
 
 class FuzzWorkerProcess(WorkerProcess):

@@ -13,14 +13,17 @@ from harness.adapters.protocol import Adapter
 from harness.adapters.registry import load_adapter
 from harness.diagnosis.explaining import Explanation
 from harness.environment import gpu_ids
+from harness.errors import UsageError
 from harness.faults.protocol import PlanFault
 from harness.faults.registry import equip
 from harness.faults.shots import Range
 from harness.fuzzing.explaining import ATTRIBUTION_SECONDS, explain_record, which_known
 from harness.fuzzing.kernel_worker import FuzzWorkerProcess
+from harness.fuzzing.limits import Declaration, mend
 from harness.record import Record
 from harness.running.examine import Examiner, Stopwatch, examine
 from harness.running.options import Job, RunOptions
+from harness.running.pool import START_LIMIT
 from harness.running.runner import examine_with_reruns
 from harness.verdict import Stability, Verdict
 
@@ -28,7 +31,15 @@ GRACE = 30.0  # seconds beyond its own limit that a worker is given to answer
 
 
 class Kernels(Protocol):
-    """What an engine asks: one adapter, with one set of options."""
+    """What an engine asks of one adapter."""
+
+    def declaration(self) -> Declaration:
+        """What is drawn for it. Raises UsageError if the adapter cannot be had, or takes no part of the fault."""
+        ...
+
+    def mend(self, case: AttentionCase) -> AttentionCase | None:
+        """See harness.fuzzing.limits."""
+        ...
 
     def examine(self, case: AttentionCase, options: RunOptions) -> Record:
         """The record of one run."""
@@ -52,14 +63,35 @@ class Kernels(Protocol):
 class WorkerKernels:
     """In a process of its own, number `index`, on its share of the GPUs."""
 
-    def __init__(self, adapter: str, index: int = 0, python: str = sys.executable) -> None:
-        self.adapter = adapter
+    def __init__(self, adapter: str, options: RunOptions, index: int = 0, python: str = sys.executable) -> None:
+        self.adapter, self.options = adapter, options
+        self._declaration: Declaration | None = None
+        self._mended: dict[AttentionCase, AttentionCase | None] = {}
         gpus = gpu_ids()
         self.worker = (
             FuzzWorkerProcess(gpu=gpus[index % len(gpus)], python=python)
             if gpus
             else FuzzWorkerProcess(threads=1, python=python)
         )
+
+    def declaration(self) -> Declaration:
+        if self._declaration is None:
+            reply = self._ask("declare", None, self.options, START_LIMIT, {})
+            if reply is None or "declaration" not in reply:
+                why = "its process ended" if reply is None else reply.get("usage_error") or reply.get("error")
+                raise UsageError(f"adapter {self.adapter} cannot be loaded: {str(why).rstrip('.')}.")
+            self._declaration = Declaration.from_json(reply["declaration"])
+        return self._declaration
+
+    def mend(self, case: AttentionCase) -> AttentionCase | None:
+        declared = self.declaration()
+        if not declared.has_rules:
+            return mend(case, declared.capabilities)
+        if case not in self._mended:  # Hypothesis replays a case many times
+            reply = self._ask("mend", case, self.options, START_LIMIT, {})
+            body = None if reply is None else reply.get("case")
+            self._mended[case] = None if body is None else AttentionCase.from_json(body)
+        return self._mended[case]
 
     def examine(self, case: AttentionCase, options: RunOptions) -> Record:
         return self.worker.examine(Job(case, self.adapter), options)
@@ -75,10 +107,8 @@ class WorkerKernels:
         if reply is None or "explanation" not in reply:
             why = "the process ended, or took too long" if reply is None else reply.get("error", "no answer")
             return Explanation((f"not explained: {why}.",))
-        told = reply["explanation"]
-        return Explanation(
-            tuple(told["lines"]), told["fault"], told["fault_class"], told["residual"], tuple(told["equals"])
-        )
+        told = {name: tuple(v) if isinstance(v, list) else v for name, v in reply["explanation"].items()}
+        return Explanation(**told)
 
     def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:
         if _killed_its_process(record):
@@ -88,9 +118,11 @@ class WorkerKernels:
         return None if reply is None else reply.get("known")
 
     def _ask(
-        self, op: str, case: AttentionCase, options: RunOptions, seconds: float, more: dict[str, Any]
+        self, op: str, case: AttentionCase | None, options: RunOptions, seconds: float, more: dict[str, Any]
     ) -> dict[str, Any] | None:
-        request = {"op": op, "case": case.to_json(), "adapter": self.adapter, "options": options.to_json(), **more}
+        request = {"op": op, "adapter": self.adapter, "options": options.to_json(), **more}
+        if case is not None:
+            request["case"] = case.to_json()
         fresh = self.worker.cases_since_start == 0  # it may have to compile first
         return self.worker.ask(request, seconds + (options.prepare_limit if fresh else GRACE))
 
@@ -111,6 +143,12 @@ class LocalKernels:
         self.adapter, self.mutate = (load_adapter(adapter), None) if fault is None else equip(adapter, fault)
         self.range = Range() if range_ is None else range_
         self.device = torch.device("cpu")
+
+    def declaration(self) -> Declaration:
+        return Declaration.of(self.adapter)
+
+    def mend(self, case: AttentionCase) -> AttentionCase | None:
+        return mend(case, self.adapter.capabilities)
 
     def examine(self, case: AttentionCase, options: RunOptions) -> Record:
         return examine(case, self.adapter, options, self.device, mutate_plan=self.mutate)

@@ -1,34 +1,69 @@
-"""From what an adapter declares to what is drawn for it, so that no time is spent on UNSUPPORTED cases."""
+"""From what an adapter declares to what is drawn for it, so that no time is spent on UNSUPPORTED cases.
+
+Workers import this, so it needs no hypothesis.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from hypothesis.strategies import SearchStrategy
-
-from cases.draw_limits import HEAD_DIMS, PAGE_SIZES, DrawLimits, find_profile
+from cases.draw_limits import HEAD_DIMS, PAGE_SIZES, DrawLimits
 from cases.errors import CaseError
-from cases.schema import KV_DTYPES, AttentionCase, Execution, Mode, Poison, Request
-from cases.strategies import attention_cases
+from cases.schema import DTYPES, KV_DTYPES, AttentionCase, Execution, KvLayout, Mode, Poison, Request
 from harness.adapters.capabilities import Capabilities
 from harness.adapters.protocol import Adapter
 from harness.errors import UsageError
 
 GRAPH_MODES = (Mode.DRAFT_EXTEND_V2, Mode.DECODE, Mode.TARGET_VERIFY)  # what engines replay graphs for
+FP8 = tuple(dtype for dtype in KV_DTYPES if dtype not in DTYPES)
 POISONS = (Poison.FINITE, Poison.ZERO, Poison.NAN)
 
 
-def draw_limits(adapter: Adapter) -> DrawLimits:
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What an adapter declares about the cases that it takes, as far as it can be told to another process.
+
+    capabilities: without their rules, which are functions
+    has_rules:    True if only the adapter's own process can tell whether a case is taken
+    """
+
+    name: str
+    capabilities: Capabilities
+    poison: Poison
+    has_rules: bool
+
+    @staticmethod
+    def of(adapter: Adapter) -> Declaration:
+        capabilities = adapter.capabilities
+        plain = dataclasses.replace(capabilities, rules=())
+        return Declaration(adapter.name, plain, adapter.poison, bool(capabilities.rules))
+
+    def to_json(self) -> dict[str, Any]:
+        fields = dataclasses.asdict(self.capabilities)
+        del fields["rules"]
+        return {"name": self.name, "capabilities": fields, "poison": str(self.poison), "has_rules": self.has_rules}
+
+    @staticmethod
+    def from_json(body: dict[str, Any]) -> Declaration:
+        fields: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in body["capabilities"].items()
+        }
+        fields["modes"] = tuple(map(Mode, fields["modes"]))
+        fields["kv_layouts"] = tuple(map(KvLayout, fields["kv_layouts"]))
+        return Declaration(body["name"], Capabilities(**fields), Poison(body["poison"]), body["has_rules"])
+
+
+def draw_limits(declared: Declaration) -> DrawLimits:
     """The limits that an adapter's capabilities and poison level leave. Raises UsageError if nothing is left."""
-    caps = adapter.capabilities
+    caps = declared.capabilities
     try:
         return DrawLimits(
             modes=tuple(mode for mode in Mode if mode in caps.modes),
             dtypes=tuple(dtype for dtype in caps.dtypes if dtype != "float32") or caps.dtypes,
-            kv_dtypes=tuple(
-                dtype for dtype in KV_DTYPES if dtype.startswith("float8") and dtype in (caps.kv_dtypes or ())
-            ),
+            kv_dtypes=tuple(dtype for dtype in FP8 if dtype in (caps.kv_dtypes or ())),
             window=caps.window,
             softcap=caps.softcap,
             sinks=caps.sinks,
@@ -41,10 +76,10 @@ def draw_limits(adapter: Adapter) -> DrawLimits:
             kv_layouts=caps.kv_layouts,
             empty_extends=caps.empty_extends,
             # A stronger level than the adapter promises is lowered to it: the same case, drawn twice.
-            poisons=tuple(level for level in POISONS if level.strength <= adapter.poison.strength),
+            poisons=tuple(level for level in POISONS if level.strength <= declared.poison.strength),
         )
     except CaseError as problem:
-        raise UsageError(f"nothing can be drawn for adapter {adapter.name}: {problem}") from None
+        raise UsageError(f"nothing can be drawn for adapter {declared.name}: {problem}") from None
 
 
 def _head_dims(caps: Capabilities) -> tuple[int, ...]:
@@ -59,17 +94,6 @@ def _page_sizes(caps: Capabilities) -> tuple[int, ...]:
 
 
 # -- what no field of the limits says -------------------------------------------------------------
-def cases_for(adapter: Adapter, profile: str) -> SearchStrategy[AttentionCase]:
-    """Cases that `adapter` takes. What only its rules refuse is mended; what cannot be is drawn again.
-
-    Raises UsageError or CaseError at once for an adapter or a profile that leaves nothing to draw.
-    """
-    find_profile(profile)
-    capabilities = adapter.capabilities
-    drawn = attention_cases(profile, draw_limits(adapter))
-    return drawn.map(lambda case: mend(case, capabilities)).filter(lambda case: case is not None)  # type: ignore[return-value]
-
-
 Mend = Callable[[AttentionCase], AttentionCase]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,10 +86,10 @@ class CertificateResult:
         return self.s_max < UNIFORM
 
     def measure(self) -> dict[str, Any]:
-        """Plain JSON values for a record."""
+        """Plain JSON values for a record; what is infinite or NaN, which JSON has no number for, is None."""
         return {
-            "s_max": self.s_max,
-            "n_max": self.n_max,
+            "s_max": self.s_max if math.isfinite(self.s_max) else None,
+            "n_max": self.n_max if self.n_max is not None and math.isfinite(self.n_max) else None,
             "judged": self.judged,
             "wrong_rows": int(self.wrong_rows.sum()),
             "first": None if self.first is None else list(self.first),
