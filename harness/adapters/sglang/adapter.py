@@ -117,11 +117,14 @@ class SglangAdapter:
         prefix_seq_lens: bool = False,
         environment: dict[str, str] | None = None,
         packages: tuple[str, ...] = (),
+        traits: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.capabilities = capabilities
         self.merge_legs = merge_legs
         self.packages = ("sglang", *packages)
+        for member, value in (traits or {}).items():  # how its kernels round (protocol.py, ADAPTER_DEFAULTS)
+            setattr(self, member, value)
         self.devices = ("cpu",) if source.emulated else ("cuda",)
         self._backend = backend
         self._source = source

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from cases.schema import Mode
@@ -18,7 +19,7 @@ from harness.adapters.sglang.tree import SglangUnavailable, Tree, find_tree
 from harness.errors import UsageError
 
 HALF = ("bfloat16", "float16")
-ALL_MODES = tuple(Mode)
+
 NO_VERIFY = (Mode.EXTEND, Mode.DECODE, Mode.DRAFT_EXTEND_V2)
 FLASHINFER_HEAD_DIMS = (64, 128, 256)
 
@@ -198,9 +199,20 @@ def _maker(name: str, spec: Spec, source: KernelSource) -> Callable[[], SglangAd
             prefix_seq_lens=spec.prefix_seq_lens,
             environment=dict(spec.environment),
             packages=spec.packages,
+            traits=flashinfer_traits(source) if spec.backend == "flashinfer" else None,
         )
 
     return make
+
+
+def flashinfer_traits(source: KernelSource) -> dict[str, Any]:
+    """How FlashInfer's fa2 kernels round, as harness/adapters/flashinfer.py declares it for the same kernels."""
+    try:
+        version = "0.6.18" if source.emulated else metadata.version("flashinfer-python")
+    except metadata.PackageNotFoundError:
+        version = "0"
+    before_0_7 = tuple(int(part) for part in version.split(".")[:2]) < (0, 7)
+    return {"row_sum_dtype": "input", "rounded_splits": True, "masked_score": -5e4 if before_0_7 else None}
 
 
 def import_sglang(source: KernelSource) -> None:
