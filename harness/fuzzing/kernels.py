@@ -107,7 +107,9 @@ class WorkerKernels:
         if reply is None or "explanation" not in reply:
             why = "the process ended, or took too long" if reply is None else reply.get("error", "no answer")
             return Explanation((f"not explained: {why}.",))
-        told = {name: tuple(v) if isinstance(v, list) else v for name, v in reply["explanation"].items()}
+        told: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in reply["explanation"].items()
+        }
         return Explanation(**told)
 
     def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:

@@ -60,7 +60,7 @@ class FuzzProgress:
         runs = cases + shrink_runs
         parts = [f"{cases} cases"]
         if shrink_runs:
-            parts.append(f"{shrink_runs} runs of shrinking")
+            parts.append(f"{shrink_runs} runs to shrink")
         parts.append(f"{runs / max(self.elapsed, 1e-6):.1f}/s")
         parts.append(f"{findings} finding{'' if findings == 1 else 's'}")
         parts.append(f"{reached}/{edges} edges")
