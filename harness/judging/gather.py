@@ -11,6 +11,7 @@ The flat tolerance is always reported; it decides only where it is all there is,
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,12 +33,21 @@ from references.error_bounds import lse_bounds, row_bounds
 from references.golden import golden_attention
 
 
+class Watch(Protocol):
+    """Times what happens inside `stage(name)` (harness.running.examine.Stopwatch)."""
+
+    def stage(self, name: str) -> AbstractContextManager[None]: ...
+
+
 class Runs(Protocol):
     """What evidence needs of the one who runs the adapter (harness.running.examine.Examiner)."""
 
     case: AttentionCase
     adapter: Adapter
     device: torch.device
+
+    @property
+    def watch(self) -> Watch: ...
 
     def run(self, data: LogicalData | None, poison: Poison) -> tuple[AttentionBatch, AttentionOutput]: ...
 
@@ -69,25 +79,29 @@ def _own_data(runs: Runs, options: RunOptions, poison: Poison, atol: float) -> l
     case, adapter = runs.case, runs.adapter
     batch, output = runs.run(None, poison)
     traits = kernel_traits(adapter)
-    golden = golden_attention(case, batch.data, moments=True)
-    flat = compare_output(case, output.out, golden.out, atol)
-    golden_lse = _golden_lse(adapter, batch, golden.lse)
-    tolerance = lse_tolerance(golden_lse, lse_bounds(case, batch.data, golden, row_sum_traits(adapter)))
-    lse = compare_lse(case, output.lse, golden_lse, tolerance, adapter.lse_base, adapter.empty_row)
-    if options.evidence == "atol":
-        return [flat, lse]
-    flat = dataclasses.replace(flat, decides=options.atol is not None or "not_finite" in flat.measure)
-    bounds = row_bounds(case, batch.data, golden, traits)
-    return [flat, compare_bound(case, output.out, golden.out, bounds), lse]
+    with runs.watch.stage("golden"):
+        golden = golden_attention(case, batch.data, moments=True)
+        golden_lse = _golden_lse(adapter, batch, golden.lse)
+    with runs.watch.stage("judge"):
+        flat = compare_output(case, output.out, golden.out, atol)
+        tolerance = lse_tolerance(golden_lse, lse_bounds(case, batch.data, golden, row_sum_traits(adapter)))
+        lse = compare_lse(case, output.lse, golden_lse, tolerance, adapter.lse_base, adapter.empty_row)
+        if options.evidence == "atol":
+            return [flat, lse]
+        flat = dataclasses.replace(flat, decides=options.atol is not None or "not_finite" in flat.measure)
+        bounds = row_bounds(case, batch.data, golden, traits)
+        return [flat, compare_bound(case, output.out, golden.out, bounds), lse]
 
 
 def _certificates(runs: Runs, options: RunOptions, poison: Poison) -> list[Evidence]:
     traits = kernel_traits(runs.adapter)
     names, evidence = chosen_recipes(runs.case, traits, every=options.evidence == "certificate")
     for name in names:
-        built = RECIPES[name].build(runs.case, runs.device)
+        with runs.watch.stage("draw"):
+            built = RECIPES[name].build(runs.case, runs.device)
         batch, output = runs.run(built.data, poison)
-        evidence.append(judge_certificate(name, batch, built, output, runs.adapter.lse_base, traits))
+        with runs.watch.stage("judge"):
+            evidence.append(judge_certificate(name, batch, built, output, runs.adapter.lse_base, traits))
     return evidence
 
 

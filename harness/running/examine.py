@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from cases.batch import AttentionBatch, build_batch
-from cases.recipes import LogicalData
+from cases.recipes import LogicalData, make_data
 from cases.schema import AttentionCase, Poison
 from harness.adapters.protocol import Adapter, AttentionOutput
 from harness.judging.gather import Outcome, gather_evidence
@@ -41,11 +41,16 @@ class DoesNotFit(Exception):
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds by stage, summed over the runs of a case; `announce` tells the parent which stage is on."""
+    """Seconds by stage, summed over the runs of a case; `announce` tells the parent which stage is on.
+
+    `exact`: wait for the device at the end of each stage, so that a stage is charged for the work it launched
+    and not for the waiting of the next; the bench measures so, a run does not pay for it.
+    """
 
     device: torch.device
     announce: Callable[[str], None]
     seconds: dict[str, float] = field(default_factory=dict)
+    exact: bool = False
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -54,6 +59,8 @@ class Stopwatch:
         try:
             yield
         finally:
+            if self.exact:
+                synchronize(self.device)
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
@@ -69,6 +76,9 @@ class Examiner:
 
     def run(self, data: LogicalData | None, poison: Poison) -> tuple[AttentionBatch, AttentionOutput]:
         """Build, plan and run once. Raises AdapterFailure."""
+        if data is None:
+            with self.watch.stage("draw"):
+                data = make_data(self.case, self.device)
         with self.watch.stage("build"):
             batch = build_batch(self.case, self.device, data=data, poison=poison)
         with self.watch.stage("plan"), adapter_at_work("plan"):
@@ -108,12 +118,13 @@ def examine(
     *,
     mutate_plan: Callable[[Any, AttentionBatch], Any] | None = None,
     announce: Callable[[str], None] = lambda _stage: None,
+    exact_stages: bool = False,
 ) -> Record:
     """The record of one (case, adapter), without versions and stability, which callers add.
 
     Whatever an adapter does ends in a verdict; a fault that does not fit the case's plan is UNSUPPORTED.
     """
-    watch = Stopwatch(device, announce)
+    watch = Stopwatch(device, announce, exact=exact_stages)
     start = time.perf_counter()
     record = Record(case, adapter.name, Verdict.ERROR, fault=options.fault)
     reason = adapter.capabilities.unsupported(case)
