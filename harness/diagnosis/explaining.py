@@ -65,7 +65,7 @@ def explain(examiner: Examiner, record: Record, *, seconds: float = 30.0, range_
     truth = find_truth(examiner, level, data)
     observed = observe(examiner, truth.flat, level)
     vehicles = vehicles_for(case, examiner.adapter, range_)
-    court = Court(truth, observed, vehicles, range_, seconds=0.6 * seconds, device=examiner.device)
+    court = Court(truth, observed, vehicles, range_, seconds=0.5 * seconds, device=examiner.device)
     suspects, effects = court.single_faults()
     if observed.failure is not None:
         return _explain_failure(observed, suspects)

@@ -91,7 +91,7 @@ def save_picture(attended: Attended, request: int, head: int, path: Path) -> Non
     first = positions[0]
     extent = (-0.5, kv_len - 0.5, positions[-1] + 0.5, first - 0.5)
     colour_map = ListedColormap(colours)
-    axes.imshow(kinds, cmap=colour_map, vmin=0, vmax=4, aspect="auto", interpolation="nearest", extent=extent)
+    axes.imshow(kinds.numpy(), cmap=colour_map, vmin=0, vmax=4, aspect="auto", interpolation="nearest", extent=extent)
     _edges(axes, case, request, positions)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))

@@ -81,15 +81,22 @@ def compose(*faults: Fault) -> Fault:
     """Several faults at once, named a+b.
 
     Kernel faults install in turn, plan faults change the plan in turn; one that does not fit a plan leaves
-    it alone, and only if none fits does the whole not fit. Blind where every one of them is.
+    it alone, and only if none fits does the whole not fit. Plan faults that plan anew for a batch they have
+    misread (they have a method `misread`) come first and misread in turn. Blind where every one of them is.
     """
     if len(faults) < 2:
         raise ValueError(f"compose takes two faults or more, got {len(faults)}.")
-    planning = [fault.on_plan for fault in faults if fault.on_plan is not None]
+    plan_faults = [fault.on_plan for fault in faults if fault.on_plan is not None]
+    anew = [change for change in plan_faults if hasattr(change, "misread")]
+    planning = [change for change in plan_faults if not hasattr(change, "misread")]
     in_kernel = [fault.on_kernel for fault in faults if fault.on_kernel is not None]
 
     def on_plan(plan: Any, batch: AttentionBatch) -> Any:
-        changed = None
+        changed, misread = None, batch
+        for change in anew:
+            result = change(plan, misread)
+            if result is not None:
+                changed, misread = result, change.misread(misread)
         for change in planning:
             result = change(plan if changed is None else changed, batch)
             changed = changed if result is None else result
@@ -111,7 +118,7 @@ def compose(*faults: Fault) -> Fault:
         fault_class=classes.pop() if len(classes) == 1 else FaultClass.OTHER,
         summary=" and ".join(fault.summary.rstrip(".") for fault in faults),
         reports=tuple(dict.fromkeys(report for fault in faults for report in fault.reports)),
-        on_plan=on_plan if planning else None,
+        on_plan=on_plan if plan_faults else None,
         on_kernel=on_kernel if in_kernel else None,
         blind=blind,
         is_control=all(fault.is_control for fault in faults),

@@ -177,6 +177,18 @@ def test_composed_faults_act_together():
     assert not torch.equal(outs[2], outs[1])
 
 
+def test_faults_that_plan_anew_misread_in_turn():
+    case = AttentionCase(requests=(Request(9, 3),), window_left=4)
+    from cases.batch import build_batch
+
+    batch = build_batch(case)
+    adapter, change = plant("flash-attn-3@emulated", load_fault("window-one-too-wide+append-missing+scale-doubled"))
+    plan = change(adapter.plan(batch), batch)
+    assert plan.window_size == (5, 0)
+    assert plan.softmax_scale == 2 * case.scale
+    assert plan.append_slots is None
+
+
 def test_composition_keeps_what_its_parts_say():
     two = compose(load_fault("window-ignored"), load_fault("window-of-first-row"))
     assert two.fault_class is FaultClass.WINDOW

@@ -111,24 +111,35 @@ def by_plan(
     return change
 
 
+_plan_anew = by_plan(
+    flash=lambda _plan, batch: plan_flash_attention(batch),
+    paged=lambda _plan, batch: plan_single_paged(batch),
+    merge=lambda _plan, batch: plan_swa_merge(batch),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Misreading:
+    """A plan fault that plans as if the case had other fields. Several of them misread in turn (`compose`)."""
+
+    changes: Callable[[AttentionCase], dict[str, Any] | None]
+
+    def misread(self, batch: AttentionBatch) -> AttentionBatch | None:
+        """The batch with other fields in its case, or None where there is nothing to misread."""
+        fields = self.changes(batch.case)
+        return None if fields is None else dataclasses.replace(batch, case=batch.case.replace(**fields))
+
+    def __call__(self, plan: Any, batch: AttentionBatch) -> Any:
+        other = self.misread(batch)
+        return None if other is None else _plan_anew(plan, other)
+
+
 def replanned(changes: Callable[[AttentionCase], dict[str, Any] | None]) -> PlanFault:
     """A plan fault that plans as if the case had other fields, as a planner that misread its input does.
 
     `changes` gives the fields, or None where there is nothing to misread.
     """
-
-    def change(plan: Any, batch: AttentionBatch) -> Any:
-        fields = changes(batch.case)
-        if fields is None:
-            return None
-        misread = dataclasses.replace(batch, case=batch.case.replace(**fields))
-        return by_plan(
-            flash=lambda _plan, other: plan_flash_attention(other),
-            paged=lambda _plan, other: plan_single_paged(other),
-            merge=lambda _plan, other: plan_swa_merge(other),
-        )(plan, misread)
-
-    return change
+    return Misreading(changes)
 
 
 class _RaisingPlan:
