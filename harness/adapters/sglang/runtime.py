@@ -66,8 +66,9 @@ class Runtime:
                 self.shim.fill(importlib.import_module("sgl_kernel.flash_attn"))
             self.compat.start()
             store_with_index_put(self.shim)
-            importlib.import_module("sglang.srt.speculative.eagle_info")
             if source.flashinfer is not None:
+                # Imported first, so that nothing but the backend itself is imported with FlashInfer in sight.
+                importlib.import_module("sglang.srt.layers.attention.flashinfer_backend")
                 import_backend(source.flashinfer())
 
     @contextmanager

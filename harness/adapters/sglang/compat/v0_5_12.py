@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 from harness.adapters.sglang.forward import Lengths
@@ -87,7 +88,8 @@ class Release:
         )
 
     def draft_input(self, setup: Setup, sizes: Lengths) -> Any:
-        from sglang.srt.speculative.eagle_info import EagleDraftInput
-
+        """The fields of EagleDraftInput (0.5.13 and later: EagleDraftExtendInput) that backends read."""
         del sizes
-        return EagleDraftInput(num_tokens_per_req=setup.draft_tokens)
+        return SimpleNamespace(
+            num_tokens_per_req=setup.draft_tokens, num_accept_tokens=None, num_accept_tokens_cpu=None
+        )

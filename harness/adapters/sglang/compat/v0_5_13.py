@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from harness.adapters.sglang.compat import v0_5_12
-from harness.adapters.sglang.forward import Lengths
-from harness.adapters.sglang.setup import Setup
 
 
 class Release(v0_5_12.Release):
@@ -25,9 +23,3 @@ class Release(v0_5_12.Release):
     def plan_graph(self, backend: Any, batch: Any, num_tokens: int, *, capture: bool) -> None:
         del num_tokens
         backend.init_forward_metadata_out_graph(batch, in_capture=capture)
-
-    def draft_input(self, setup: Setup, sizes: Lengths) -> Any:
-        from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
-
-        del sizes
-        return EagleDraftExtendInput(num_tokens_per_req=setup.draft_tokens)
