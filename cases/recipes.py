@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from cases import counter_hash
-from cases.errors import CaseError
 from cases.ragged import kv_rows, query_rows
 from cases.schema import AttentionCase
 
@@ -82,15 +81,16 @@ def spiky_data(case: AttentionCase, device: torch.device | str) -> LogicalData:
     return LogicalData(q=(data.q.float() * 2).to(data.q.dtype), k=k, v=data.v, sinks=data.sinks)
 
 
-SUNKEN_SIZE = 512.0  # <q, k> near -2.6e5: below any finite number that a mask is likely to be written with
+# <q, k> near -2.6e5, below any finite number that a mask is likely to be written with. Exact in fp8 too.
+SUNKEN_Q, SUNKEN_K = -1024.0, 256.0
 
 
 def sunken_data(case: AttentionCase, device: torch.device | str) -> LogicalData:
-    """Normal data with every <q, k> lowered by SUNKEN_SIZE^2, as large biases of K lower them: the softmax does
+    """Normal data with every <q, k> lowered by one large product, as large biases of K lower them: the softmax does
     not change, a mask that is a finite number comes out on top."""
     data = normal_data(case, device)
     q, k = data.q.clone(), data.k.clone()
-    q[..., 0], k[..., 0] = -SUNKEN_SIZE, SUNKEN_SIZE
+    q[..., 0], k[..., 0] = SUNKEN_Q, SUNKEN_K
     return LogicalData(q=q, k=k, v=data.v, sinks=data.sinks)
 
 
@@ -100,8 +100,5 @@ RECIPES: dict[str, Recipe] = {"normal": normal_data, "small": small_data, "spiky
 
 
 def make_data(case: AttentionCase, device: torch.device | str) -> LogicalData:
-    """The case's own data. Raises CaseError for a recipe nobody has written."""
-    recipe = RECIPES.get(case.recipe)
-    if recipe is None:
-        raise CaseError(f"recipe is {case.recipe!r}; use one of {', '.join(RECIPES)}.")
-    return recipe(case, device)
+    """The case's own data."""
+    return RECIPES[case.recipe](case, device)

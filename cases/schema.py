@@ -77,6 +77,7 @@ class Request(NamedTuple):
 DTYPES = ("bfloat16", "float16", "float32")
 KV_DTYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2")
 WORKSPACES = ("clean", "dirty")
+RECIPES = ("normal", "small", "spiky", "sunken")  # written out in cases/recipes.py
 INT32_LIMIT = 1 << 31
 
 
@@ -323,7 +324,7 @@ def _validate(case: AttentionCase) -> None:
             f"{name} is {value}; it must be below 2**31 (libraries keep it in an int32).",
         )
     refuse(case.seed >= 1 << 63, f"seed is {case.seed}; it must be below 2**63.")
-    refuse(not isinstance(case.recipe, str) or not case.recipe, f"recipe is {case.recipe!r}; give a recipe's name.")
+    refuse(case.recipe not in RECIPES, f"recipe is {case.recipe!r}; use one of {', '.join(RECIPES)}.")
     _validate_execution(case, refuse)
     owned = sum(pages_owned(r, case.page_size) for r in case.requests)
     refuse(

@@ -7,6 +7,7 @@ from typing import Any
 from cases.schema import Poison
 from harness.adapters.capabilities import Capabilities
 from harness.adapters.protocol import PROTOCOL_VERSION, EmptyRow, LseBase, declared
+from harness.errors import UsageError
 
 MEMBERS: dict[str, type] = {
     "name": str,
@@ -16,6 +17,13 @@ MEMBERS: dict[str, type] = {
     "empty_row": EmptyRow,
     "poison": Poison,
 }
+
+
+def refuse_incomplete(spec: str, adapter: Any) -> None:
+    """Raises UsageError, naming the first problem, for what does not follow the protocol."""
+    problems = protocol_problems(adapter)
+    if problems:
+        raise UsageError(f"{spec} {problems[0]} (`attn-harness doctor --adapter` lists all that it lacks).")
 
 
 def protocol_problems(adapter: Any) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from cases.corpus_io import load_case_file
 from cases.schema import AttentionCase
 from cases.suites import load_suite
+from harness.adapter_check import refuse_incomplete
 from harness.adapters import registry
 from harness.environment import gpu_ids
 from harness.errors import UsageError
@@ -37,7 +38,7 @@ def select_adapters(patterns: Sequence[str], entries: Sequence[registry.Entry] |
     chosen: list[str] = []
     for pattern in patterns:
         if is_file_spec(pattern):
-            registry.load_adapter(pattern)  # a broken file is refused before any case is run
+            refuse_incomplete(pattern, registry.load_adapter(pattern))  # before any case is run
             chosen.append(str(pattern))
             continue
         matching = [e for e in entries if fnmatch(e.name, pattern)]

@@ -23,6 +23,7 @@ from typing import Any, TextIO
 import torch
 
 from cases.schema import AttentionCase
+from harness.adapter_check import refuse_incomplete
 from harness.adapters.protocol import Adapter
 from harness.adapters.registry import load_adapter
 from harness.environment import installed_versions
@@ -85,7 +86,9 @@ class Worker:
 
     def _adapter(self, spec: str, fault: str | None) -> tuple[Adapter, Any]:
         if (spec, fault) not in self.adapters:
-            self.adapters[spec, fault] = (load_adapter(spec), None) if fault is None else equip(spec, fault)
+            equipped = (load_adapter(spec), None) if fault is None else equip(spec, fault)
+            refuse_incomplete(spec, equipped[0])
+            self.adapters[spec, fault] = equipped
         return self.adapters[spec, fault]
 
 

@@ -101,7 +101,12 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch() -> None:
     assert torch.equal(alone.k, beside.k[:12])
 
 
-PINNED_DATA = {"normal": "d5e8f32755b6c5f6", "small": "469ced1c9d38e995", "spiky": "434941a5dbc2c5b1"}
+PINNED_DATA = {
+    "normal": "d5e8f32755b6c5f6",
+    "small": "469ced1c9d38e995",
+    "spiky": "434941a5dbc2c5b1",
+    "sunken": "77244347788dc881",
+}
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
@@ -140,8 +145,8 @@ def test_small_is_a_tenth_and_spiky_has_spikes() -> None:
 
 def test_an_unknown_recipe_is_one_sentence() -> None:
     with pytest.raises(CaseError) as refusal:
-        make_data(AttentionCase(requests=((1, 1),), recipe="weird"), "cpu")
-    assert str(refusal.value) == "recipe is 'weird'; use one of normal, small, spiky."
+        AttentionCase(requests=((1, 1),), recipe="weird")
+    assert str(refusal.value) == "recipe is 'weird'; use one of normal, small, spiky, sunken."
 
 
 def test_rows_are_packed_request_after_request() -> None:
@@ -152,3 +157,10 @@ def test_rows_are_packed_request_after_request() -> None:
     assert packed_rows([0, 2], [7, 9], "cpu").position.tolist() == [9, 10]
     assert indptr([2, 0, 1]).tolist() == [0, 2, 2, 3]
     assert indptr([2, 0, 1]).dtype == torch.int32
+
+
+def test_every_recipe_of_the_schema_is_written() -> None:
+    from cases.recipes import RECIPES as WRITTEN
+    from cases.schema import RECIPES as NAMED
+
+    assert tuple(WRITTEN) == NAMED

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import string
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import AttentionCase, CaseError, Execution, Mode, PageOrder, Poison, Request
-from cases.schema import KvLayout, pages_owned
+from cases.schema import RECIPES, KvLayout, pages_owned
 
 ONE = (Request(3, 2),)
 
@@ -56,7 +55,7 @@ def any_cases(draw: st.DrawFn) -> AttentionCase:
             num_splits=draw(st.none() | st.integers(1, 99)),
             workspace=draw(st.sampled_from(["clean", "dirty"])),
         ),
-        recipe=draw(st.text(string.printable, min_size=1, max_size=8)),
+        recipe=draw(st.sampled_from(RECIPES)),
         seed=draw(st.integers(0, (1 << 63) - 1)),
     )
 
@@ -253,7 +252,7 @@ REFUSED = [
     ),
     ({"seed": None}, "seed is None; give an integer of 0 or more."),
     ({"seed": 1 << 63}, "seed is 9223372036854775808; it must be below 2**63."),
-    ({"recipe": ""}, "recipe is ''; give a recipe's name."),
+    ({"recipe": ""}, "recipe is ''; use one of normal, small, spiky, sunken."),
     (
         {"pool_pages": 2},
         "pool_pages is 2 but the requests own 1 pages and 2 must stay spare; give 3 or more, or null.",
