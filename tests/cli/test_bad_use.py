@@ -1,0 +1,73 @@
+"""Bad use: one clear sentence, exit code 2, no traceback."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import COMMANDS, main
+
+CASE = {"schema_version": 1, "requests": [[3, 2]]}
+FILES = {
+    "broken.json": "{broken",
+    "negative.json": json.dumps({**CASE, "requests": [[-3, 2]]}),
+    "heads.json": json.dumps({**CASE, "num_qo_heads": 7}),
+    "future.json": json.dumps({**CASE, "schema_version": 9}),
+    "unknown.json": json.dumps({**CASE, "colour": "red"}),
+    "recipe.json": json.dumps({**CASE, "recipe": "bogus"}),
+    "raises.py": 'raise RuntimeError("boom")',
+    "partial.py": 'class Kernel:\n    name = "k"\n',
+}
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["attn-harness", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("replay broken.json -a torch-sdpa", "broken.json"),
+        ("replay negative.json -a torch-sdpa", "must not be negative"),
+        ("replay heads.json -a torch-sdpa", "num_qo_heads 7 is no multiple of num_kv_heads 2"),
+        ("replay future.json -a torch-sdpa", "schema_version is 9"),
+        ("replay unknown.json -a torch-sdpa", "colour"),
+        ("replay recipe.json -a torch-sdpa", "recipe is 'bogus'"),
+        ("replay missing.json -a torch-sdpa", "no such file"),
+        ("run --suite nope", "no suite is called 'nope'"),
+        ("run --suite quick -a nope", "no adapter 'nope'"),
+        ("run --suite quick -a raises.py:Kernel", "raised RuntimeError on import: boom"),
+        ("run --suite quick -a partial.py:Other", "has no 'Other'"),
+        ("run --suite quick -a partial.py:Kernel", "has no member 'capabilities'"),
+        ("run --suite quick -a nowhere.py:Kernel", "does not exist"),
+        ("run --suite quick -k nothing-is-called-this", "no case has"),
+        ("run --suite quick --atol -1", "--atol is -1.0"),
+        ("run --suite quick --evidence guess", "--evidence is 'guess'"),
+        ("run --suite quick -a torch-sdpa --fault nope", "no fault 'nope'"),
+        ("run --bogus", "No such option"),
+        ("list nonsense", "no list of 'nonsense'"),
+        ("bogus", "No such command"),
+    ],
+)
+def test_one_sentence_and_exit_2(
+    command: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert run_main(monkeypatch, *command.split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("attn-harness: ")
+    assert says in said
+    assert said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(monkeypatch, command, "--help") == 0
+    assert "attn-harness " in capsys.readouterr().out

@@ -1,0 +1,51 @@
+"""What the README promises to someone with a kernel of their own, from a folder outside the project."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+EXAMPLE = (ROOT / "docs" / "examples" / "my_kernel.py").read_text()
+
+
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    assert f"```python\n{EXAMPLE}```" in README
+
+
+def attn_harness(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness.cli.main", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        (None, 0, "PASS"),
+        (("query - case.window_left", "query - (case.window_left + 1)"), 1, "WRONG"),
+    ],
+)
+def test_an_adapter_outside_is_judged(tmp_path: Path, change: tuple[str, str] | None, code: int, says: str) -> None:
+    text = EXAMPLE if change is None else EXAMPLE.replace(*change)
+    assert (text != EXAMPLE) == (change is not None)
+    (tmp_path / "my_kernel.py").write_text(text)
+    done = attn_harness(tmp_path, "run", "--suite", "quick", "--adapter", "my_kernel.py:MyKernel", "--workers", "1")
+    assert done.returncode == code, done.stderr
+    assert says in done.stdout
+    assert list((tmp_path / "reports").glob("run-*.jsonl"))
+
+
+def test_doctor_checks_an_adapter_outside(tmp_path: Path) -> None:
+    (tmp_path / "my_kernel.py").write_text(EXAMPLE)
+    done = attn_harness(tmp_path, "doctor", "--adapter", "my_kernel.py:MyKernel")
+    assert done.returncode == 0, done.stderr
+    assert "follows the adapter protocol" in done.stdout
