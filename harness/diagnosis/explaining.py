@@ -62,19 +62,25 @@ def explain(examiner: Examiner, record: Record, *, seconds: float = 30.0, range_
     range_ = Range() if range_ is None else range_
     level = case.poison.weaker(examiner.adapter.poison)
     data = make_data(case, examiner.device)
-    truth = find_truth(examiner, level, data)
-    observed = observe(examiner, truth.flat, level)
+    truth = find_truth(examiner, level, data, ("flat", *_failed_recipes(record)))
+    observed = observe(examiner, truth.recipes, level)
     vehicles = vehicles_for(case, examiner.adapter, range_)
     court = Court(truth, observed, vehicles, range_, seconds=0.5 * seconds, device=examiner.device)
+    if court.nothing_to_tell:
+        return Explanation(_like_no_fault(record, truth, observed, wrong_rows(truth, observed, examiner)))
     suspects, effects = court.single_faults()
     if observed.failure is not None:
         return _explain_failure(observed, suspects)
-    wrong = wrong_rows(truth, observed)
-    if not bool(wrong.any()) and not suspects:
-        return Explanation(_below_bound(truth, observed, court))
+    wrong = wrong_rows(truth, observed, examiner)
     if not suspects:
         suspects = court.pairs(effects)
-    return _told(examiner, truth, data, observed, wrong, suspects, until)
+    return _told(examiner, record, truth, data, observed, wrong, suspects, until)
+
+
+def _failed_recipes(record: Record) -> list[str]:
+    """Certificates that failed, FLAT apart."""
+    failed = (e.kind.removeprefix("certificate/") for e in record.evidence if e.passed is False and "/" in e.kind)
+    return [name for name in failed if name != "flat"]
 
 
 def confirm(explanation: Explanation, original: Examiner, *, range_: Range | None = None) -> Explanation:
@@ -85,7 +91,7 @@ def confirm(explanation: Explanation, original: Examiner, *, range_: Range | Non
     case = original.case
     level = case.poison.weaker(original.adapter.poison)
     truth = find_truth(original, level, make_data(case, original.device))
-    observed = observe(original, truth.flat, level)
+    observed = observe(original, truth.recipes, level)
     vehicles = vehicles_for(case, original.adapter, range_)
     court = Court(truth, observed, vehicles, range_, seconds=math.inf, device=original.device)
     fault = load_fault(explanation.fault)
@@ -100,6 +106,7 @@ def confirm(explanation: Explanation, original: Examiner, *, range_: Range | Non
 
 def _told(
     examiner: Examiner,
+    record: Record,
     truth: Truth,
     data: LogicalData,
     observed: Observed,
@@ -128,13 +135,18 @@ def _told(
             tuple(same),
             attended,
         )
-    said = keys or say_weights(truth, data, observed.own[0])
+    said = keys or say_weights(truth, data, observed.own[0]) or _of_certificates(record)
     kind = guess_class(differences)
     first = f"no named fault explains this: {said[0]}" if said else "no named fault explains this"
     lines = [first + (f" ({kind})" if kind else ""), *changing, *where, *(f"X-ray: {line}" for line in said[1:])]
     if not keys:
         lines.append("X-ray: every query attends to the right keys" if attended is not None else "no X-ray was taken")
     return Explanation(tuple(lines[:MAX_LINES]), None, kind or None, attended=attended)
+
+
+def _of_certificates(record: Record) -> list[str]:
+    """What a certificate said, where nothing else is wrong."""
+    return [f"only a certificate fails: {e.message}" for e in record.evidence if e.passed is False and "/" in e.kind]
 
 
 def _name(suspect: Suspect) -> str:
@@ -156,13 +168,23 @@ def _explain_failure(observed: Observed, suspects: list[Suspect]) -> Explanation
     return Explanation(tuple(lines), best.fault.name, str(best.fault.fault_class), 0.0, same)
 
 
-def _below_bound(truth: Truth, observed: Observed, court: Court) -> tuple[str, ...]:
-    error = max(float(((one.out - truth.golden.out).abs() / (truth.bound + 1e-30)).max()) for one in observed.own)
-    return (
-        f"nothing to explain here: every row is within its bound (largest error {error:.2f} of it) and LSE agrees.",
-        f"an emulated kernel without fault is {court.without_fault:.2f} of what right kernels may differ by away; "
-        "a fault of that size cannot be told from rounding on this case.",
-    )
+def _like_no_fault(record: Record, truth: Truth, observed: Observed, wrong: Tensor) -> tuple[str, ...]:
+    """The emulation of this path gives the same without any fault: a property of the path, or too small to see."""
+    if not bool(wrong.any()):
+        error = max(float(((one.out - truth.golden.out).abs() / (truth.bound + 1e-30)).max()) for one in observed.own)
+        return (
+            f"nothing to explain here: every row is within its bound (largest error {error:.2f} of it) and LSE agrees.",
+            "an emulated kernel without fault gives the same; a fault of that size cannot be told from rounding "
+            "on this case.",
+        )
+    reasons = [e.message for e in record.evidence if e.passed is False]
+    lines = [
+        "no fault: the emulation of this path gives the same without any, so this is how the library computes, "
+        "or an error too close to the bound to tell faults apart",
+        *(f"what failed: {reason}" for reason in reasons[:3]),
+        *(f"wrong: {line}" for line in say_where(truth.case, wrong)),
+    ]
+    return tuple(lines[:MAX_LINES])
 
 
 def xray(examiner: Examiner) -> Attended | None:

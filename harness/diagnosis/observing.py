@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -32,14 +33,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """own: the case's own data, run REPEATS times; flat: the FLAT certificate's data, once, where it applies.
+    """own: the case's own data, run REPEATS times; certified: the data of each recipe of `Truth.recipes`, once.
 
     zeroed:  own data with unused slots zeroed, where own gave NaN: what else is wrong shows there
     failure: the message of a run that raised; what was seen before it is kept.
     """
 
     own: tuple[Seen, ...] = ()
-    flat: Seen | None = None
+    certified: dict[str, Seen] = field(default_factory=dict)
     zeroed: Seen | None = None
     failure: str | None = None
 
@@ -60,40 +61,46 @@ def _identical(a: Seen, b: Seen) -> bool:
 class Truth:
     """What the case should give, and how far two right kernels may differ on it.
 
-    golden, bound: own data; flat: the certificate, or None; level: poison that the observations run at
+    golden, bound: own data; recipes: certificates looked at; level: poison that the observations run at
     """
 
     case: AttentionCase
     golden: GoldenOutput
     golden_lse: Tensor
     bound: Tensor
-    flat: CertificateData | None
+    recipes: dict[str, CertificateData]
     level: Poison
 
 
-def find_truth(examiner: Examiner, level: Poison, data: LogicalData) -> Truth:
-    """Golden attention and row bounds of the case's own `data`, and FLAT's answer."""
+def find_truth(examiner: Examiner, level: Poison, data: LogicalData, recipes: Sequence[str] = ("flat",)) -> Truth:
+    """Golden attention and row bounds of the case's own `data`, and the answers of those recipes that apply."""
     case, traits = examiner.case, kernel_traits(examiner.adapter)
     golden = golden_attention(case, data, moments=True)
     lse = golden.lse
     if data.sinks is not None and not examiner.adapter.lse_includes_sink:
         lse = golden_attention(case, LogicalData(data.q, data.k, data.v, None)).lse
-    flat = RECIPES["flat"].build(case, examiner.device) if applicable("flat", case, traits) is None else None
-    return Truth(case, golden, lse, row_bounds(case, data, golden, traits), flat, level)
+    built = {
+        name: RECIPES[name].build(case, examiner.device)
+        for name in dict.fromkeys(recipes)
+        if name in RECIPES and applicable(name, case, traits) is None
+    }
+    return Truth(case, golden, lse, row_bounds(case, data, golden, traits), built, level)
 
 
-def observe(examiner: Examiner, flat: CertificateData | None, level: Poison, repeats: int = REPEATS) -> Observed:
-    """Run the adapter on own data `repeats` times, then on FLAT's. What the adapter raises is kept, not raised."""
+def observe(
+    examiner: Examiner, recipes: Mapping[str, CertificateData], level: Poison, repeats: int = REPEATS
+) -> Observed:
+    """Run the adapter on own data `repeats` times, then on each recipe's; what it raises is kept, not raised."""
     own: list[Seen] = []
     try:
         for _ in range(repeats):
             own.append(seen(examiner, None, level))
-        on_flat = None if flat is None else seen(examiner, flat.data, level)
+        certified = {name: seen(examiner, built.data, level) for name, built in recipes.items()}
         poisoned = level is not Poison.ZERO and any(bool(one.out.isnan().any()) for one in own)
         zeroed = seen(examiner, None, Poison.ZERO) if poisoned else None
     except AdapterFailure as failure:
         return Observed(tuple(own), failure=str(failure))
-    return Observed(tuple(own), on_flat, zeroed)
+    return Observed(tuple(own), certified, zeroed)
 
 
 def seen(examiner: Examiner, data: LogicalData | None, level: Poison) -> Seen:
@@ -121,26 +128,24 @@ def difference(a: Seen, b: Seen, bound: Tensor | float, dtype: str) -> Tensor:
     return torch.maximum(ratio, off)
 
 
-def flat_bound(flat: CertificateData) -> Tensor:
-    """Absolute slack [total_q, num_qo_heads, 1] for comparing two outputs on FLAT's data: 1/16 of one key."""
-    return (1 / (32 * flat.exact.weight.double().clamp(min=1)))[:, :, None]
+def certificate_slack(built: CertificateData) -> Tensor:
+    """Absolute slack [total_q, num_qo_heads, 1] for comparing two outputs on a recipe's data: 1/16 of one key."""
+    return (1 / (32 * built.exact.weight.double().clamp(min=1)))[:, :, None]
 
 
-def wrong_rows(truth: Truth, observed: Observed) -> Tensor:
-    """bool [total_q, num_qo_heads]: rows off by more than their bound (or LSE) on own data, else on FLAT's."""
-    shape = truth.golden.out.shape[:2]
-    wrong = torch.zeros(shape, dtype=torch.bool, device=truth.golden.out.device)
+def wrong_rows(truth: Truth, observed: Observed, examiner: Examiner) -> Tensor:
+    """bool [total_q, num_qo_heads]: rows over their bound (or LSE) on own data; if none, those of certificates."""
+    golden = truth.golden
+    wrong = torch.zeros(golden.lse.shape, dtype=torch.bool, device=golden.lse.device)
     for one in observed.own:
-        inside = (one.out - truth.golden.out).abs() <= truth.bound
-        has_key = truth.golden.lse.isfinite()
-        wrong |= ~inside.all(-1) & has_key
+        inside = (one.out - golden.out).abs() <= truth.bound
+        wrong |= ~inside.all(-1) & golden.lse.isfinite()
         if one.lse is not None:
             close = (one.lse - truth.golden_lse).abs() <= 1e-3 + LSE_RELATIVE * truth.golden_lse.abs()
             wrong |= ~close & truth.golden_lse.isfinite()
-    if not bool(wrong.any()) and observed.flat is not None and truth.flat is not None:
-        weight = truth.flat.exact.weight.double()[:, :, None]
-        right = truth.flat.exact.code.double() * truth.case.v_scale / weight.clamp(min=1)
-        off = (observed.flat.out - right).abs() * weight
-        budget = 0.4 + weight * right.abs() * 2 * UNIT_ROUNDOFF[truth.case.dtype]
-        wrong |= (~(off <= budget)).any(-1) & (weight[..., 0] > 0)
+    if bool(wrong.any()):
+        return wrong
+    traits = kernel_traits(examiner.adapter)
+    for name, one in observed.certified.items():
+        wrong |= RECIPES[name].judge(truth.case, truth.recipes[name], one.out, one.lse, traits).wrong_rows
     return wrong

@@ -1,7 +1,7 @@
 """What could make a kernel give this output: every named fault, run on an emulation of the same path.
 
 A suspect is planted in an emulated adapter that is planned like the one under suspicion, run on the
-same data, and compared. It explains the output if it reproduces it, on the case's own data and on FLAT's,
+same data, and compared. It explains the output if it reproduces it, on the case's own data and on that of certificates,
 within what two right kernels may differ by, and much better than a kernel without fault does.
 """
 
@@ -17,16 +17,15 @@ from torch import Tensor
 
 from cases.schema import AttentionCase
 from harness.adapters.protocol import Adapter, LseBase, declared
-from harness.diagnosis.observing import Observed, Seen, Truth, difference, flat_bound, observe
+from harness.diagnosis.observing import Observed, Seen, Truth, certificate_slack, difference, observe
 from harness.errors import UsageError
 from harness.faults.catalogue import CATALOGUE
 from harness.faults.protocol import Fault, compose
-from harness.faults.shots import Range, emulated_adapters, prepare
+from harness.faults.shots import NO_FAULT, Range, emulated_adapters, prepare
 from harness.running.examine import AdapterFailure, DoesNotFit
 
 EXPLAINED = 1.0  # largest distance, in units of what two right kernels may differ by
 CLEARLY_BETTER = 0.25  # of the distance of a kernel without fault
-HONEST = Fault("none", CATALOGUE[0].fault_class, "no fault", on_plan=lambda plan, _batch: plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class Court:
         self.truth, self.observed, self.vehicles, self.range = truth, observed, vehicles, range_
         self.device = device
         self._until = time.monotonic() + seconds
-        self.without_fault = min((self.try_one(HONEST, name).residual for name in vehicles), default=torch.inf)
+        self.without_fault = min((self.try_one(NO_FAULT, name).residual for name in vehicles), default=torch.inf)
 
     @property
     def in_time(self) -> bool:
@@ -102,23 +101,23 @@ class Court:
         try:
             prepare(examiner)
             repeats = 1 if self.observed.repeats else len(self.observed.own)
-            other = observe(examiner, None, self.truth.level, repeats)
+            other = observe(examiner, {}, self.truth.level, repeats)
             if other.failure is not None or not self.observed.own:
                 return Effect(fault, vehicle, self._of_failures(other), None)
             rows = self._own_rows(other)
             if self.observed.zeroed is not None:
                 rows = torch.maximum(rows, self._zeroed_rows(other))
             worst = float(rows.max())
-            if worst > EXPLAINED or self.observed.flat is None or self.truth.flat is None:
+            if worst > EXPLAINED:
                 return Effect(fault, vehicle, worst, rows)
-            on_flat = observe(examiner, self.truth.flat, self.truth.level, 0)
+            certified = observe(examiner, self.truth.recipes, self.truth.level, 0)
         except DoesNotFit:
             return nothing
         except AdapterFailure as failure:
             return Effect(fault, vehicle, self._of_failures(Observed(failure=str(failure))), None)
-        if on_flat.flat is None:
+        if certified.failure is not None:
             return nothing
-        return Effect(fault, vehicle, max(worst, self._flat_distance(on_flat.flat)), rows)
+        return Effect(fault, vehicle, max(worst, self._certified_distance(certified)), rows)
 
     def _of_failures(self, other: Observed) -> float:
         """0 if both fail with the same words, else infinitely far."""
@@ -141,14 +140,20 @@ class Court:
             return torch.full_like(self.truth.golden.lse, torch.inf)
         return difference(self.observed.zeroed, other.zeroed, self.truth.bound, self.truth.case.dtype)
 
-    def _flat_distance(self, other: Seen) -> float:
-        assert self.observed.flat is not None
-        assert self.truth.flat is not None
-        slack = flat_bound(self.truth.flat)
-        return float(difference(self.observed.flat, other, slack, self.truth.case.dtype).max())
+    def _certified_distance(self, other: Observed) -> float:
+        distances = [
+            difference(mine, other.certified[name], certificate_slack(self.truth.recipes[name]), self.truth.case.dtype)
+            for name, mine in self.observed.certified.items()
+        ]
+        return max((float(rows.max()) for rows in distances), default=0.0)
 
     def explains(self, residual: float) -> bool:
-        return residual <= min(EXPLAINED, CLEARLY_BETTER * self.without_fault)
+        return not self.nothing_to_tell and residual <= min(EXPLAINED, CLEARLY_BETTER * self.without_fault)
+
+    @property
+    def nothing_to_tell(self) -> bool:
+        """True if an emulated kernel without fault gives the same output: no fault can be told from none."""
+        return self.without_fault <= EXPLAINED
 
     def single_faults(self, faults: Sequence[Fault] = CATALOGUE) -> tuple[list[Suspect], list[Effect]]:
         """Faults that explain the output, best first, and the effects of all that were tried."""
@@ -168,7 +173,7 @@ class Court:
 
         Those that explain most rows alone are tried first; a fault that changes nothing here is not.
         """
-        honest = {name: self.try_one(HONEST, name).rows for name in self.vehicles}
+        honest = {name: self.try_one(NO_FAULT, name).rows for name in self.vehicles}
         members: dict[tuple[str, str], list[tuple[float, Fault]]] = {}
         for effect in effects:
             clean = honest[effect.vehicle]

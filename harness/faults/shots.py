@@ -12,7 +12,7 @@ from cases.schema import AttentionCase, Poison
 from harness.adapters.protocol import Adapter
 from harness.adapters.registry import load_adapter, match
 from harness.faults.catalogue.building import EmulatedHang
-from harness.faults.protocol import Fault
+from harness.faults.protocol import Fault, FaultClass
 from harness.faults.registry import plant
 from harness.judging.gather import gather_evidence
 from harness.running.examine import AdapterFailure, DoesNotFit, Examiner, Stopwatch, adapter_at_work
@@ -30,6 +30,9 @@ LADDER: tuple[tuple[str, frozenset[str]], ...] = (
     ("and row bounds", frozenset({ATOL, CRASH, TIMEOUT, LSE, BOUND})),
     ("and certificates", frozenset({ATOL, CRASH, TIMEOUT, LSE, BOUND, CERTIFICATE})),
 )
+
+
+NO_FAULT = Fault("none", FaultClass.OTHER, "no fault at all", on_plan=lambda plan, _batch: plan, is_control=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Range:
     def __init__(self, options: RunOptions | None = None) -> None:
         self.options = RunOptions() if options is None else options
         self._adapters: dict[str, Adapter] = {}
+        self._without_fault: dict[tuple[str, str], frozenset[str]] = {}
 
     def adapter(self, name: str) -> Adapter:
         """The adapter as it is, without a fault."""
@@ -73,8 +77,22 @@ class Range:
     def shoot(self, case: AttentionCase, name: str, fault: Fault, *, tell_poison: bool = False) -> Shot | None:
         """None where the fault does not fit the case's plan.
 
+        Evidence that fires on the same kernel without the fault too (a known finding) is not counted.
         `tell_poison` runs a case that fails once more with its unused slots zeroed.
         """
+        shot = self._shoot(case, name, fault, tell_poison)
+        if shot is None or not shot.fired or shot.fired & {CRASH, TIMEOUT}:
+            return shot
+        return Shot(case, name, shot.fired - self.without_fault(case, name))
+
+    def without_fault(self, case: AttentionCase, name: str) -> frozenset[str]:
+        """What fires on an adapter as it is."""
+        if (case.id, name) not in self._without_fault:
+            shot = self._shoot(case, name, NO_FAULT, False)
+            self._without_fault[case.id, name] = frozenset() if shot is None else shot.fired
+        return self._without_fault[case.id, name]
+
+    def _shoot(self, case: AttentionCase, name: str, fault: Fault, tell_poison: bool) -> Shot | None:
         examiner = self.examiner(case, name, fault)
         level = case.poison.weaker(examiner.adapter.poison)
         try:
