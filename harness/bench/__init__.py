@@ -1,0 +1,1 @@
+"""How fast the harness is, and where its time goes."""
