@@ -1,0 +1,1 @@
+"""From production to a case: batches that a serving process sees, written as case files (docs/sglang.md)."""
