@@ -132,12 +132,12 @@ def _flash_attention() -> list[Entry]:
         return lambda hooks: kind(EmulatedFlashAttention(backend, hooks))
 
     return [
-        Entry(kind.name, real(kind, loader), _missing_gpu() or _missing_flash_attention(backend))
+        Entry(kind.name, real(kind, loader), _missing_gpu() or missing_flash_attention(backend))
         for kind, backend, loader in generations
     ] + [Entry(f"{kind.name}@emulated", emulated(kind, backend), emulated=True) for kind, backend, _ in generations]
 
 
-def _missing_flash_attention(backend: str) -> str | None:
+def missing_flash_attention(backend: str) -> str | None:
     """None if a file of some build is there; whether it loads is the factory's to find out."""
     flash_attn, vllm = _package_dir("flash_attn"), _package_dir("vllm")
     if backend == "fa4":
@@ -168,7 +168,7 @@ def _sglang() -> list[Entry]:
 
     libraries = Libraries(
         has_gpu=bool(gpu_ids()),
-        fa3_missing=_missing_flash_attention("fa3"),
+        fa3_missing=missing_flash_attention("fa3"),
         flash_attention_3=real_fa3,
         emulated_flash_attention_3=lambda: EmulatedFlashAttention("fa3"),
         emulated_flashinfer=EmulatedFlashInfer,

@@ -13,6 +13,7 @@ from rich.table import Table
 from cases.schema import AttentionCase, Request
 from harness.adapter_check import protocol_problems
 from harness.adapters import registry
+from harness.adapters.sglang.report import sglang_report
 from harness.environment import core_count, gpu_ids, installed_versions
 from harness.running.options import Job, RunOptions
 from harness.running.runner import make_worker
@@ -39,6 +40,7 @@ def doctor(
         "gpus": list(gpu_ids()),
         "cores": core_count(),
         "adapters": [{"name": e.name, "runs": e.why_not is None, "why_not": e.why_not} for e in registry.available()],
+        "sglang": sglang_report(has_gpu=bool(gpu_ids()), fa3_missing=registry.missing_flash_attention("fa3")),
     }
     if as_json:
         print(json.dumps(facts))
@@ -58,6 +60,8 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     for entry in facts["adapters"]:
         table.add_row(entry["name"], "yes" if entry["runs"] else "no", entry["why_not"] or "")
     console.print(table)
+    for sentence in facts["sglang"]:
+        console.print(sentence, markup=False, highlight=False)
 
 
 def _check_one(console: Console, spec: str) -> int:
