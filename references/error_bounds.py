@@ -56,6 +56,7 @@ C_UNDERFLOW = 6.0
 FP32_ROUNDINGS = 8.0
 LSE_ROUNDINGS = 4.0  # of the LSE itself: logarithm, maximum added, merge, change of base
 UNDERFLOW = {"float16": 2.0**-25, "float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}
+FP32_FLUSH = 2.0**-126
 OUTPUT_FLOOR = {"float16": 2.0**-25}  # half the spacing of subnormal outputs
 
 
@@ -89,7 +90,10 @@ def row_bounds(
     bound += _underflow(case, out, moments, traits)
     # Each rounding of an output below the normal numbers is absolute; partial outputs weigh 1 in sum.
     roundings = _output_roundings(case) + traits.merge_legs - 1
-    return bound + (moments.mass > 0)[..., None] * (OUTPUT_FLOOR.get(case.dtype, 0.0) * roundings)
+    # Weights below the normal numbers of fp32 (beside a sink far above all scores) are flushed to 0.
+    count = _count(case, out.device)
+    flushed = FP32_FLUSH * count * (1 + moments.v_max)
+    return bound + ((count > 0) * (OUTPUT_FLOOR.get(case.dtype, 0.0) * roundings) + flushed)[..., None]
 
 
 def lse_bounds(case: AttentionCase, data: LogicalData, golden: GoldenOutput, traits: KernelTraits) -> Tensor:

@@ -1,4 +1,4 @@
-"""Golden attention: fp64, on the case's own low-precision inputs, streamed in chunks.
+"""Golden attention: fp64, on the case's own low-precision inputs, batched over requests, keys streamed in chunks.
 
     s_k = scale * <q, k> * k_scale            natural logits
     s_k = cap * tanh(s_k / cap)               if there is a softcap (before the mask)
@@ -11,19 +11,20 @@ or the sink if there is one.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cases.ragged import Rows
+from cases.ragged import query_rows
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase
-from references.moments import MomentSums, RowMoments, concatenate
+from references.moments import MomentSums, RowMoments
+from references.tiles import Bucket, BucketIndex, bucket_indices, make_buckets
 from references.visibility import visible_interval, visible_mask
 
-CHUNK_SCORES = 1 << 25  # scores in flight per chunk: 256 MiB of fp64
+CHUNK_SCORES = 1 << 25  # scores in flight: 256 MiB of fp64
+CPU_CHUNK_SCORES = 1 << 19  # on a CPU a chunk that stays in its caches is faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,96 +38,81 @@ class GoldenOutput:
 
 
 def golden_attention(case: AttentionCase, data: LogicalData, *, moments: bool = False) -> GoldenOutput:
-    """The exact answer of `case` on `data`, up to fp64 rounding. `moments` costs about as much again."""
+    """The exact answer of `case` on `data`, up to fp64 rounding. `moments` costs about as much again.
+
+    No value is read back from the device, so that its queue never runs dry.
+    """
     device = data.q.device
-    out = torch.zeros((case.total_q, case.num_qo_heads, case.head_dim_vo), dtype=torch.float64, device=device)
-    lse = torch.full((case.total_q, case.num_qo_heads), -torch.inf, dtype=torch.float64, device=device)
-    parts: list[RowMoments] = []
-    q_start = kv_start = 0
-    for i, request in enumerate(case.requests):
-        k = data.k[kv_start : kv_start + request.kv_len]
-        v = data.v[kv_start : kv_start + request.kv_len]
-        rows_per_chunk = max(1, CHUNK_SCORES // max(1, case.num_qo_heads * _keys_per_row(case, request.kv_len)))
-        for start in range(0, request.extend_len, rows_per_chunk):
-            stop = min(request.extend_len, start + rows_per_chunk)
-            at = slice(q_start + start, q_start + stop)
-            position = torch.arange(start, stop, device=device) + request.prefix_len
-            interval = visible_interval(case, Rows(torch.full_like(position, i), position))
-            boundary = request.prefix_len if moments else None
-            out[at], lse[at], extra = _chunk(case, data.q[at], k, v, *interval, data.sinks, boundary)
-            parts += [] if extra is None else [extra]
-        q_start += request.extend_len
-        kv_start += request.kv_len
-    return GoldenOutput(out, lse, concatenate(parts) if moments else None)
-
-
-def _keys_per_row(case: AttentionCase, kv_len: int) -> int:
-    """Keys that a chunk of rows loads per row, roughly: the window, or all."""
-    return kv_len if case.window_left is None else min(kv_len, 2 * case.window_left + 64)
+    most = CHUNK_SCORES if device.type != "cpu" else min(CHUNK_SCORES, CPU_CHUNK_SCORES)
+    first, last = visible_interval(case, query_rows(case, "cpu"))
+    buckets = make_buckets(case, first, last, split_legs=moments, most_scores=most, device=device.type)
+    indices, place = bucket_indices(case, buckets, first, last, device)
+    parts = [_bucket(case, data, *each, most, moments) for each in zip(buckets, indices, strict=True)]
+    out, lse, *extra = (_in_row_order(tensors, place) for tensors in zip(*parts, strict=True))
+    return GoldenOutput(out, lse, RowMoments(*extra) if moments else None)
 
 
 def scores(case: AttentionCase, q: Tensor, k: Tensor) -> Tensor:
     """fp64 [num_kv_heads, group_size, rows, keys] capped logits of q [rows, Hq, d] and k [keys, Hkv, d]."""
     grouped = q.double().view(q.shape[0], case.num_kv_heads, case.group_size, -1).permute(1, 2, 0, 3)
-    s = torch.matmul(grouped, k.double().permute(1, 2, 0)[:, None]) * (case.scale * case.k_scale)
+    return _capped(case, torch.matmul(grouped, k.double().permute(1, 2, 0)[:, None]) * (case.scale * case.k_scale))
+
+
+def _capped(case: AttentionCase, s: Tensor) -> Tensor:
     cap = case.logits_soft_cap
     return s if cap is None else cap * torch.tanh(s / cap)
 
 
-def _chunk(
-    case: AttentionCase,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    first: Tensor,
-    last: Tensor,
-    sinks: Tensor | None,
-    boundary: int | None,
-) -> tuple[Tensor, Tensor, RowMoments | None]:
-    """out [rows, Hq, dv] and lse [rows, Hq] of some rows of one request, keys streamed.
-
-    `boundary`: where leg 1 ends (the prefix length), to gather moments; None: no moments.
-    """
-    rows, hkv, group = q.shape[0], case.num_kv_heads, case.group_size
-    low, high = int(first.min()), int(last.max())
-    step = max(1, CHUNK_SCORES // max(1, rows * case.num_qo_heads))
-    top = torch.full((hkv, group, rows, 1), -torch.inf, dtype=torch.float64, device=q.device)
-    total = torch.zeros_like(top)
-    acc = torch.zeros((hkv, group, rows, case.head_dim_vo), dtype=torch.float64, device=q.device)
-    sums = None if boundary is None else MomentSums(case, q, rows)
-    leg = acc
-    for begin, end in _key_chunks(low, high, step, boundary):
-        mask = visible_mask(first, last, torch.arange(begin, end, device=q.device))
-        s = scores(case, q, k[begin:end]).masked_fill(~mask, -torch.inf)
+def _bucket(
+    case: AttentionCase, data: LogicalData, bucket: Bucket, index: BucketIndex, most: int, moments: bool
+) -> tuple[Tensor, ...]:
+    """out, lse and the fields of RowMoments (if asked for) of a bucket's B * R padded rows, keys streamed."""
+    batch, rows = index.rows.shape
+    hkv, group = case.num_kv_heads, case.group_size
+    # [B, Hkv, G * R, d]: the heads of a group and the rows of a tile meet the same keys.
+    q = data.q[index.rows].double().view(batch, rows, hkv, group, -1).permute(0, 2, 3, 1, 4)
+    q = q.reshape(batch, hkv, group * rows, -1) * (case.scale * case.k_scale)
+    top = q.new_full((batch, hkv, group * rows, 1), -torch.inf)
+    leg = q.new_zeros((batch, hkv, group * rows, case.head_dim_vo + 1))  # and the sum of the weights
+    rest = torch.zeros_like(leg)
+    sums = MomentSums(case, q) if moments else None
+    for begin, end in bucket.chunks(max(1, most // (batch * rows * case.num_qo_heads))):
+        gather, key = index.keys(begin, end, bucket.prefix)
+        k, v = (x[gather].permute(0, 2, 1, 3) for x in (data.k, data.v))  # [B, Hkv, keys, d]
+        k = k.double()
+        s = _capped(case, torch.matmul(q, k.transpose(2, 3)))
+        if not bucket.is_open(begin, end):
+            mask = visible_mask(index.first, index.last, key[:, None])[:, None, None]
+            s.view(batch, hkv, group, rows, -1).masked_fill_(~mask, -torch.inf)
         new_top = torch.maximum(top, s.amax(-1, keepdim=True))
         shift = new_top.clamp(min=torch.finfo(torch.float64).min)  # a row with no key yet: exp(-inf), not NaN
-        p = torch.exp(s - shift)
         keep = torch.exp(top - shift)
-        total = total * keep + p.sum(-1, keepdim=True)
         if sums is not None:
-            sums.add(p, keep, s, k[begin:end], v[begin:end])
-            leg = leg * keep
-        acc = acc * keep + torch.matmul(p, v[begin:end].double().permute(1, 0, 2)[:, None])
-        if boundary is not None and end <= boundary:
-            leg = acc
+            sums.look(s, k, v)
+        p = s.sub_(shift).exp_()
+        ones = torch.nn.functional.pad(v.double(), (0, 1), value=1.0)
+        cut = min(max(bucket.prefix - begin, 0), end - begin)
+        leg = torch.matmul(p[..., :cut], ones[..., :cut, :]) + leg * keep
+        rest = torch.matmul(p[..., cut:], ones[..., cut:, :]) + rest * keep
+        if sums is not None:
+            sums.add(p, keep, v)
         top = new_top
+    acc, total = (leg + rest).split([case.head_dim_vo, 1], -1)
     lse = top + torch.log(total)
     mass = (total > 0).double()
-    if sinks is not None:
-        with_sink = torch.logaddexp(lse, sinks.double().view(hkv, group, 1, 1))
+    if data.sinks is not None:
+        sinks = data.sinks.double().view(hkv, group, 1).expand(-1, -1, rows).reshape(hkv, group * rows, 1)
+        with_sink = torch.logaddexp(lse, sinks)
         mass = torch.exp(lse - with_sink).nan_to_num(0.0)
         lse = with_sink
-    weight = torch.where(total > 0, mass / total, torch.zeros_like(total)) * case.v_scale
-    extra = None if sums is None else sums.finish(top, lse, mass, leg * weight)
-    out = (acc * weight).permute(2, 0, 1, 3).reshape(rows, case.num_qo_heads, -1)
-    return out, lse.permute(2, 0, 1, 3).reshape(rows, case.num_qo_heads), extra
+    weight = torch.where(total > 0, mass / total, 0.0) * case.v_scale
+    found = [acc * weight, lse[..., 0]]
+    if sums is not None:
+        found += sums.finish(top, lse, mass, leg[..., :-1] * weight)
+    return tuple(x.reshape(batch, hkv * group, rows, *x.shape[3:]).transpose(1, 2).flatten(0, 1) for x in found)
 
 
-def _key_chunks(low: int, high: int, step: int, boundary: int | None) -> list[tuple[int, int]]:
-    """Ranges of at most `step` keys that cover low..high and do not straddle `boundary`."""
-    cuts = [low, high] if boundary is None or not low < boundary < high else [low, boundary, high]
-    return [
-        (begin, min(stop, begin + step))
-        for start, stop in itertools.pairwise(cuts)
-        for begin in range(start, stop, step)
-    ]
+def _in_row_order(parts: tuple[Tensor, ...], place: Tensor) -> Tensor:
+    """Rows of all buckets, one after another and padded, in the order of the packed queries."""
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole[place]

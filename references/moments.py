@@ -63,70 +63,62 @@ def _expanded(second: Tensor, first: Tensor, zeroth: Tensor, centre: Tensor) -> 
 
 
 class MomentSums:
-    """Running sums for some rows of one request, in the layout [Hkv, group, rows, ...] of the golden pass."""
+    """Running sums for a batch of tiles, in the layout [B, Hkv, G * R, ...] of the golden pass.
 
-    def __init__(self, case: AttentionCase, q: Tensor, rows: int) -> None:
-        hkv, group, dim = case.num_kv_heads, case.group_size, case.head_dim_vo
+    q: fp64 [B, Hkv, G * R, d], times the scale of the scores.
+    """
+
+    def __init__(self, case: AttentionCase, q: Tensor) -> None:
         self._case = case
-        norms = q.double().norm(dim=-1).view(rows, hkv, group).permute(1, 2, 0)
-        self._q_norm = norms * (case.scale * case.k_scale)
+        self._q_norm = q.norm(dim=-1, keepdim=True)
+        dim = case.head_dim_vo
+        rows = q.shape[:-1]
+        self._p2 = q.new_zeros((*rows, 1))
+        self._score_max = q.new_zeros((*rows, 1))
+        self._k_norm = q.new_zeros((*rows[:2], 1, 1))
+        self._v_max = q.new_zeros((*rows[:2], 1, 1))
+        self._linear = q.new_zeros((*rows, dim), dtype=torch.float32)
+        self._square = q.new_zeros((*rows, 2 * dim), dtype=torch.float32)
 
-        def zeros(*inner: int, dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.zeros((hkv, group, rows, *inner), dtype=dtype, device=q.device)
+    def look(self, s: Tensor, k: Tensor, v: Tensor) -> None:
+        """Sizes in one chunk: capped scores s [.., keys] (-inf where masked), k fp64 and v [B, Hkv, keys, d]."""
+        self._k_norm = torch.maximum(self._k_norm, k.norm(dim=-1).amax(-1)[..., None, None])
+        self._v_max = torch.maximum(self._v_max, v.double().abs().amax((-2, -1))[..., None, None])
+        if self._case.logits_soft_cap is not None:
+            size = s.masked_fill(s == -torch.inf, 0.0).abs().amax(-1, keepdim=True)
+            self._score_max = torch.maximum(self._score_max, size)
 
-        self._p2, self._score_max, self._k_norm, self._v_max = zeros(1), zeros(), zeros(), zeros()
-        self._linear = zeros(dim, dtype=torch.float32)
-        self._square = zeros(2 * dim, dtype=torch.float32)
-
-    def add(self, p: Tensor, keep: Tensor, s: Tensor, k: Tensor, v: Tensor) -> None:
-        """One chunk of keys: weights p [.., rows, keys], earlier sums shrink by keep [.., rows, 1];
-        capped scores s (-inf where masked), k [keys, Hkv, d], v [keys, Hkv, dv]."""
-        v32 = v.float().permute(1, 0, 2)[:, None]
+    def add(self, p: Tensor, keep: Tensor, v: Tensor) -> None:
+        """One chunk of keys: weights p [.., keys], earlier sums shrink by keep [.., 1], v [B, Hkv, keys, dv]."""
+        v32 = v.float()
         squares = v32 * v32
         p32 = p.float()
         shrink = keep.float()
-        self._linear = self._linear * shrink + torch.matmul(p32, squares)
-        p_squared = p32 * p32
+        self._linear = torch.matmul(p32, squares) + self._linear * shrink
+        p_squared = p32.square_()
         both = torch.cat([v32, squares], -1)
-        self._square = self._square * (shrink * shrink) + torch.matmul(p_squared, both)
+        self._square = torch.matmul(p_squared, both) + self._square * (shrink * shrink)
         self._p2 = self._p2 * keep * keep + p_squared.sum(-1, keepdim=True, dtype=torch.float64)
-        self._k_norm = torch.maximum(self._k_norm, _head_max(k.double().norm(dim=-1)))
-        self._v_max = torch.maximum(self._v_max, _head_max(v.double().abs().amax(-1)))
-        if self._case.logits_soft_cap is not None:
-            self._score_max = torch.maximum(self._score_max, s.masked_fill(s == -torch.inf, 0.0).abs().amax(-1))
 
-    def finish(self, top: Tensor, lse: Tensor, mass: Tensor, leg: Tensor) -> RowMoments:
-        """Normalise by the final LSE; `top` is the largest score, `leg` already normalised and scaled."""
+    def finish(self, top: Tensor, lse: Tensor, mass: Tensor, leg: Tensor) -> list[Tensor]:
+        """The fields of RowMoments in their order, [B, Hkv, G * R] and [.., dv], normalised by the final LSE.
+
+        top: the largest score [.., 1]; leg: already normalised and scaled [.., dv].
+        """
         scale = torch.exp(top - lse).nan_to_num(0.0)
         v_scale = self._case.v_scale
         terms = self._q_norm * self._k_norm
-        pv2 = self._linear.double() * scale * v_scale**2
-        squares = self._square.double() * scale * scale
+        squares = self._square.double() * (scale * scale)
         p2v, p2v2 = squares.chunk(2, -1)
-        return RowMoments(
-            mass=_rows(mass)[..., 0],
-            p2=_rows(self._p2 * scale * scale)[..., 0],
-            p_max=_rows(scale)[..., 0],
-            score_max=_rows((terms if self._case.logits_soft_cap is None else self._score_max)[..., None])[..., 0],
-            score_terms=_rows(terms[..., None])[..., 0],
-            v_max=_rows(self._v_max[..., None])[..., 0] * v_scale,
-            pv2=_rows(pv2).float(),
-            p2v=_rows(p2v * v_scale).float(),
-            p2v2=_rows(p2v2 * v_scale**2).float(),
-            leg=_rows(leg),
-        )
-
-
-def _head_max(per_key: Tensor) -> Tensor:
-    """[keys, Hkv] to [Hkv, 1, 1]"""
-    return per_key.amax(0)[:, None, None]
-
-
-def _rows(x: Tensor) -> Tensor:
-    """[Hkv, group, rows, n] to [rows, Hq, n]"""
-    return x.permute(2, 0, 1, 3).reshape(x.shape[2], -1, x.shape[3])
-
-
-def concatenate(parts: list[RowMoments]) -> RowMoments:
-    names = RowMoments.__dataclass_fields__
-    return RowMoments(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+        return [
+            mass[..., 0],
+            (self._p2 * scale * scale)[..., 0],
+            scale[..., 0],
+            (terms if self._case.logits_soft_cap is None else self._score_max)[..., 0],
+            terms[..., 0],
+            (self._v_max * v_scale).expand_as(scale)[..., 0],
+            (self._linear.double() * (scale * v_scale**2)).float(),
+            (p2v * v_scale).float(),
+            (p2v2 * v_scale**2).float(),
+            leg,
+        ]

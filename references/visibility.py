@@ -28,8 +28,8 @@ def visible_interval(case: AttentionCase, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def visible_mask(first: Tensor, last: Tensor, key_positions: Tensor) -> Tensor:
-    """bool [n, len(key_positions)] from intervals int64 [n]."""
-    return (key_positions >= first[:, None]) & (key_positions < last[:, None])
+    """bool [..., n, keys] from intervals int64 [..., n] and key positions int64 [keys] or [..., 1, keys]."""
+    return (key_positions >= first[..., None]) & (key_positions < last[..., None])
 
 
 def visible_count(case: AttentionCase, device: torch.device | str = "cpu") -> Tensor:

@@ -49,15 +49,15 @@ MUTANTS = (
     Mutant(
         "mask by local position",
         "golden.py",
-        "torch.arange(start, stop, device=device) + request.prefix_len",
-        "torch.arange(start, stop, device=device)",
+        'visible_interval(case, query_rows(case, "cpu"))',
+        'visible_interval(case, query_rows(case.replace(requests=[(0, r.extend_len) for r in case.requests]), "cpu"))',
     ),
     Mutant(
         "softcap after the mask",
         "golden.py",
-        ".masked_fill(~mask, -torch.inf)",
+        ".masked_fill_(~mask, -torch.inf)",
         # cap * tanh(-inf / cap)
-        ".masked_fill(~mask, -(case.logits_soft_cap or torch.inf))",
+        ".masked_fill_(~mask, -(case.logits_soft_cap or torch.inf))",
     ),
     Mutant(
         "softcap before the scale",

@@ -1,0 +1,186 @@
+"""How golden attention cuts a case into pieces of work, on the host, from the case's integers alone.
+
+A tile is some query rows of one request and the keys that any of them sees. Tiles of like size are padded to
+one shape and computed as one batch, because a case of many small requests costs a GPU (and a CPU) more
+in calls than in arithmetic; tiles of unlike size are not, because padding is arithmetic too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cases.schema import AttentionCase
+
+ROWS = 128  # of a tile: keys under the diagonal and left of a window are then mostly not computed
+# What a batch of tiles costs beside its arithmetic, in scores: about forty kernel launches, or calls.
+OVERHEAD_SCORES = {"cpu": 1 << 14, "cuda": 1 << 22}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows row .. row+rows-1 of the packed queries, over packed keys.
+
+    The keys low..middle are those of the cached prefix and middle..high the new ones, or, where legs are not told
+    apart, low..high and none. `open_from`, `open_to`: the keys that all of its rows see.
+    """
+
+    row: int
+    rows: int
+    low: int
+    middle: int
+    high: int
+    open_from: int
+    open_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tiles that are computed as one batch, padded to `rows` rows and `prefix` + `new` key columns."""
+
+    tiles: tuple[Tile, ...]
+    rows: int
+    prefix: int
+    new: int
+
+    def chunks(self, most: int) -> Iterator[tuple[int, int]]:
+        """Column ranges of at most `most`; only a single one holds columns of both legs."""
+        if self.prefix + self.new <= most:
+            yield 0, self.prefix + self.new
+            return
+        for start, stop in ((0, self.prefix), (self.prefix, self.prefix + self.new)):
+            for begin in range(start, stop, most):
+                yield begin, min(stop, begin + most)
+
+    def is_open(self, begin: int, end: int) -> bool:
+        """Every column begin..end is a key that every row of its tile sees."""
+        if begin < self.prefix < end:
+            return False
+        for tile in self.tiles:
+            first, limit = (tile.low, tile.middle) if begin < self.prefix else (tile.middle - self.prefix, tile.high)
+            if first + end > limit or first + begin < tile.open_from or first + end > tile.open_to:
+                return False
+        return True
+
+
+def make_buckets(
+    case: AttentionCase, first: Tensor, last: Tensor, *, split_legs: bool, most_scores: int, device: str
+) -> list[Bucket]:
+    """Buckets that cover every row once. first, last: CPU int64 [total_q], the visible interval of each row, by
+    position in its request. A bucket holds at most `most_scores` scores per pass over its keys, one tile apart."""
+    rows = min(ROWS, max(1, most_scores // case.num_qo_heads))
+    tiles = sorted(_tiles(case, first, last, split_legs, rows), key=lambda t: (t.high - t.low, t.rows), reverse=True)
+    overhead = OVERHEAD_SCORES.get(device, OVERHEAD_SCORES["cuda"]) // case.num_qo_heads
+    most = most_scores // case.num_qo_heads
+    buckets: list[Bucket] = []
+    for tile in tiles:
+        grown = _with(buckets[-1], tile) if buckets else None
+        if grown is not None and _area(grown) <= most:
+            waste = _area(grown) - _area(buckets[-1]) - tile.rows * (tile.high - tile.low)
+            if waste <= overhead:
+                buckets[-1] = grown
+                continue
+        buckets.append(Bucket((tile,), tile.rows, tile.middle - tile.low, tile.high - tile.middle))
+    return buckets
+
+
+def _tiles(case: AttentionCase, first: Tensor, last: Tensor, split_legs: bool, rows: int) -> Iterator[Tile]:
+    q_start = kv_start = 0
+    for request in case.requests:
+        for start in range(q_start, q_start + request.extend_len, rows):
+            stop = min(q_start + request.extend_len, start + rows)
+            begins, ends = first[start:stop].numpy(), last[start:stop].numpy()
+            low, high = int(begins.min()), int(ends.max())
+            middle = min(max(request.prefix_len, low), high) if split_legs else high
+            yield Tile(
+                row=start,
+                rows=stop - start,
+                low=kv_start + low,
+                middle=kv_start + middle,
+                high=kv_start + high,
+                open_from=kv_start + int(begins.max()),
+                open_to=kv_start + int(ends.min()),
+            )
+        q_start += request.extend_len
+        kv_start += request.kv_len
+
+
+def _with(bucket: Bucket, tile: Tile) -> Bucket:
+    return Bucket(
+        (*bucket.tiles, tile),
+        max(bucket.rows, tile.rows),
+        max(bucket.prefix, tile.middle - tile.low),
+        max(bucket.new, tile.high - tile.middle),
+    )
+
+
+def _area(bucket: Bucket) -> int:
+    """Scores per query head."""
+    return len(bucket.tiles) * bucket.rows * (bucket.prefix + bucket.new)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketIndex:
+    """A bucket's indices on the device; B tiles, R rows.
+
+    rows:        int64 [B, R], packed query rows; padding repeats the tile's last row
+    first, last: int64 [B, R], the visible interval in packed keys
+    low, middle, high: int64 [B, 1]
+    """
+
+    rows: Tensor
+    first: Tensor
+    last: Tensor
+    low: Tensor
+    middle: Tensor
+    high: Tensor
+
+    def keys(self, begin: int, end: int, prefix: int) -> tuple[Tensor, Tensor]:
+        """Packed keys int64 [B, columns] of columns begin..end (padding repeats the tile's first key), and the
+        same with -1 for padding."""
+        column = torch.arange(begin, end, device=self.rows.device)
+        key, limit = self.low + column, self.middle
+        if end > prefix:
+            in_new = column >= prefix
+            key = torch.where(in_new, self.middle - prefix + column, key)
+            limit = torch.where(in_new, self.high, self.middle)
+        inside = key < limit
+        return torch.where(inside, key, self.low), torch.where(inside, key, -1)
+
+
+def bucket_indices(
+    case: AttentionCase, buckets: list[Bucket], first: Tensor, last: Tensor, device: torch.device
+) -> tuple[list[BucketIndex], Tensor]:
+    """Indices of every bucket, and int64 [total_q]: where each packed row stands among the padded rows of all
+    buckets one after another. Made on the host and uploaded in one copy: each copy would wait for the device."""
+    parts: list[Tensor] = []
+    place = torch.empty(case.total_q, dtype=torch.int64)
+    padded = 0
+    starts = _kv_start_of_rows(case)
+    begins, ends = first + starts, last + starts
+    for bucket in buckets:
+        tiles = torch.tensor([(t.row, t.rows, t.low, t.middle, t.high) for t in bucket.tiles], dtype=torch.int64)
+        row, count = tiles[:, :1], tiles[:, 1:2]
+        rows = row + torch.minimum(torch.arange(bucket.rows), count - 1)
+        place[rows.flip(1)] = (padded + torch.arange(rows.numel()).view_as(rows)).flip(1)  # the first of equals stays
+        padded += rows.numel()
+        parts += [rows.flatten(), begins[rows].flatten(), ends[rows].flatten(), tiles[:, 2:].t().flatten()]
+    packed = torch.cat([*parts, place])
+    on_device = packed.to(device, non_blocking=True) if device.type != "cpu" else packed
+    pieces = iter(on_device.split([part.numel() for part in [*parts, place]]))
+    indices = []
+    for bucket in buckets:
+        shape = (len(bucket.tiles), bucket.rows)
+        rows, begin, end = (next(pieces).view(shape) for _ in range(3))
+        low, middle, high = next(pieces).view(3, -1, 1).unbind(0)
+        indices.append(BucketIndex(rows, begin, end, low, middle, high))
+    return indices, next(pieces)
+
+
+def _kv_start_of_rows(case: AttentionCase) -> Tensor:
+    """int64 [total_q]: the packed key at position 0 of each row's request."""
+    lengths = torch.tensor([(r.kv_len, r.extend_len) for r in case.requests], dtype=torch.int64)
+    return torch.repeat_interleave(torch.cumsum(lengths[:, 0], 0) - lengths[:, 0], lengths[:, 1])
