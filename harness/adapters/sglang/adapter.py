@@ -161,7 +161,7 @@ class SglangAdapter:
         put_pool(server.runner.token_to_kv_pool, batch)
         fill_request_pool(server.runner.req_to_token_pool.req_to_token, batch)
         layer = make_layer(setup, case.scale)
-        with sglang.at_work(server.backend):
+        with sglang.at_work(self._backend, server.backend):
             if case.execution.uses_graph:
                 return self._plan_graph(sglang, server, layer, batch)
             sizes = lengths(case.requests, case.mode, prefix_only=self._prefix_seq_lens)
@@ -179,7 +179,7 @@ class SglangAdapter:
 
     def run(self, plan: SglangPlan, batch: AttentionBatch) -> AttentionOutput:
         sglang, case = self._runtime(), batch.case
-        with sglang.at_work(plan.server.backend):
+        with sglang.at_work(self._backend, plan.server.backend):
             if plan.captured is not None:
                 plan.captured.replay()
                 out = plan.captured.out[: case.total_q]
@@ -201,7 +201,7 @@ class SglangAdapter:
         sglang = self._runtime()
         os.environ.update(self._environment)
         try:
-            with sglang.at_work():
+            with sglang.at_work(self._backend):
                 runner = sglang.compat.make_runner(setup)
                 backend = sglang.make_backend(self._backend, runner)
         finally:

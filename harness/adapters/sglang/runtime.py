@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ BACKENDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "torch_native": ("torch_native_backend", "TorchNativeAttnBackend", {}),
     "flex_attention": ("torch_flex_backend", "TorchFlexAttnBackend", {}),
 }
+
+TORCH_ALONE = ("torch_native", "flex_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,13 @@ class Runtime:
             yield
 
     @contextmanager
-    def at_work(self, backend: Any = None) -> Iterator[None]:
-        """Where SGLang's code runs: CUDA pretended if need be, the backend in its context."""
-        with torch.no_grad(), self._surroundings(), ExitStack() as stack:
+    def at_work(self, name: str, backend: Any = None) -> Iterator[None]:
+        """Where SGLang's code runs: CUDA pretended if need be, the backend in its context.
+
+        Backends of torch alone get the CPU as it is once they are built: torch.compile looks behind pretences.
+        """
+        as_it_is = name in TORCH_ALONE and backend is not None
+        with torch.no_grad(), nullcontext() if as_it_is else self._surroundings(), ExitStack() as stack:
             if backend is not None:
                 stack.enter_context(self.compat.at_work(backend))
             yield
