@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cases import hash_kernels
+
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -102,7 +104,8 @@ def normal(rows: Tensor, columns: int) -> Tensor:
     The sum is an exact integer and the product rounds once, so it is the same everywhere; a division
     would not be: CUDA multiplies by the reciprocal where a CPU divides.
     """
-    return _by_chunks(rows, columns, _normal, torch.float32)
+    drawn = hash_kernels.fused("normal", rows, columns)
+    return _by_chunks(rows, columns, _normal, torch.float32) if drawn is None else drawn
 
 
 def _signs(rows: Tensor, columns: int) -> Tensor:
@@ -111,4 +114,5 @@ def _signs(rows: Tensor, columns: int) -> Tensor:
 
 def signs(rows: Tensor, columns: int) -> Tensor:
     """int64 [n, columns] of independent +1 and -1."""
-    return _by_chunks(rows, columns, _signs, torch.int64)
+    drawn = hash_kernels.fused("signs", rows, columns)
+    return _by_chunks(rows, columns, _signs, torch.int64) if drawn is None else drawn.long()
