@@ -33,8 +33,10 @@ divides by the fp32 row sum, and rounds. Its errors:
 
     bound = min(stat, det), the sum of these
 
-Each constant was compared with emulated kernels over drawn cases (tests/certificates/study.py): the
-largest error/bound seen stands beside it. The statistical form needs V that does not know how P rounds, which
+Measured on 10,000 drawn cases on emulated kernels (tests/certificates/study.py): no error beyond its bound. Largest
+error/bound with P in the input dtype: 0.67 without sinks (median 0.44). Where one rounding of the output is the
+only error (P in fp32; keys that a sink leaves a tiny weight) the bound is that rounding, and is
+attained: 0.998. LSE: 0.91. The statistical form needs V that does not know how P rounds, which
 holds for the data recipes in cases/recipes.py and not for crafted data; set statistical=False there.
 """
 
@@ -51,10 +53,10 @@ from references.moments import RowMoments
 from references.traits import UNIT_ROUNDOFF, KernelTraits, is_power_of_two
 from references.visibility import visible_count
 
-C1 = 2.55
-C_UNDERFLOW = 6.0
-FP32_ROUNDINGS = 8.0
-LSE_ROUNDINGS = 4.0  # of the LSE itself: logarithm, maximum added, merge, change of base
+C1 = 2.55  # 6 standard deviations; largest error/bound where it decides: 0.72 (head_dim 96, n = 77, bf16)
+C_UNDERFLOW = 6.0  # standard deviations of an error uniform within +-f are f/sqrt(3): more than 10 of them
+FP32_ROUNDINGS = 8.0  # exp, sum, reciprocal, product, twice; fp32 kernels reach 0.19 of the bound
+LSE_ROUNDINGS = 4.0  # logarithm, maximum added, merge, change of base; with the rest, 0.91 of the bound
 UNDERFLOW = {"float16": 2.0**-25, "float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}
 FP32_FLUSH = 2.0**-126
 OUTPUT_FLOOR = {"float16": 2.0**-25}  # half the spacing of subnormal outputs
