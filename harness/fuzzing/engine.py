@@ -26,6 +26,7 @@ from cases.schema import AttentionCase
 from harness.diagnosis.explaining import Explanation
 from harness.errors import UsageError
 from harness.fuzzing.database import FoundInRound, WriteOnly
+from harness.fuzzing.finding import Finding, name_of, size_of
 from harness.fuzzing.kernels import Kernels
 from harness.fuzzing.signature import CaseFails, Known, edge_of, failure_type, kind_of, traits
 from harness.record import Record
@@ -35,8 +36,9 @@ from harness.verdict import Stability, Verdict
 ROUND = 2000  # draws of one call of Hypothesis; its tree of what was drawn grows with them
 IDLE_ROUNDS = 3  # rounds in a row without a new case after which there is nothing left to draw
 HANG_LIMIT = 5.0  # seconds: the least that a case is given once one has hung
+RUN_EVERY = 10  # of the cases that a known hang or lost process covers, one in so many is run all the same
 INTERRUPTED = Explanation(("not explained: the session was interrupted.",))
-HANGS_IN_A_ROW = 300  # draws passed over because a known hang covers them, before the session gives up
+LOST_IN_A_ROW = 300  # such cases in a row after which the session gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,38 +56,10 @@ class EngineOptions:
     seconds: float | None = None
     shrink_runs: int = 600
     shrink_seconds: float = 300.0
-    explain_seconds: float = 30.0
+    explain_seconds: float = 60.0
     most_findings: int | None = None
     use_target: bool = False
     database: ExampleDatabase | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One distinct failure.
-
-    record:      of the shrunk case, confirmed; its explanation and stability are in it
-    original:    of the case that first failed
-    edge:        what a case must have for it to show
-    examples:    new cases drawn until it showed
-    shrink_runs: runs that shrinking took
-    """
-
-    adapter: str
-    kind: str
-    edge: str
-    record: Record
-    original: Record
-    explanation: Explanation
-    examples: int
-    shrink_runs: int
-
-    @property
-    def signature(self) -> tuple[str, str, str]:
-        """(adapter, named fault or kind of failure, edge): two findings with one signature are the same."""
-        if self.explanation.fault is not None:
-            return (self.adapter, self.explanation.fault, "")
-        return (self.adapter, self.kind, self.edge)
 
 
 class Listener(Protocol):
@@ -122,6 +96,7 @@ class Engine:
     cases: SearchStrategy[AttentionCase]
     kernels: Kernels
     options: EngineOptions
+    name: str  # the adapter's, which for one that came as a file is not options.adapter
     run_options: RunOptions
     listener: Listener
     halt: threading.Event = field(default_factory=threading.Event)
@@ -237,7 +212,7 @@ class Engine:
         options = self.options
         if (options.examples is not None and self.examples >= options.examples) or time.monotonic() > self._until:
             raise _Enough
-        if self._hung and self._hangs(case):
+        if self._is_lost(case):
             return None
         record = self._run(case)
         self.examples += 1
@@ -258,7 +233,7 @@ class Engine:
         return seen
 
     def _run(self, case: AttentionCase) -> Record:
-        record = self.kernels.examine(case, self._run_options())
+        record = self.kernels.examine(case, self._run_options()).replace(adapter=self.name)
         if self.halt.is_set():  # its process may have been ended under it, which says nothing about the case
             raise _Enough
         if record.verdict is Verdict.TIMEOUT:
@@ -305,16 +280,19 @@ class Engine:
         at = self.kernels.which_known(record, self._run_options(), [known.faults for known in explained])
         return None if at is None else explained[at].name
 
-    def _hangs(self, case: AttentionCase) -> bool:
-        """True for a case that a known hang covers: it is not run, because each costs a worker and a wait."""
+    def _is_lost(self, case: AttentionCase) -> bool:
+        """True for a case that is not run: a known hang or lost process covers it, and each costs a worker."""
+        lethal = [known for known in self.known if known.is_lethal]
+        if not lethal:
+            return False
         shape = traits(case)
-        if not any(known.looks_like("timeout", shape) for known in self.known):
+        if not any(known.looks_like(known.kind, shape) for known in lethal):
             self._passed_over = 0
             return False
         self._passed_over += 1
-        if self._passed_over >= HANGS_IN_A_ROW:
+        if self._passed_over >= LOST_IN_A_ROW:
             raise _Enough
-        return True
+        return self._passed_over % RUN_EVERY != 0
 
     # -- findings ------------------------------------------------------------------------------
     def _smallest(self, failing: list[Record]) -> list[Record]:
@@ -338,7 +316,7 @@ class Engine:
             finding = self._finding(record, original, INTERRUPTED, drawn)
         else:
             confirmed = self._confirm(record, original)
-            told = self.kernels.explain(confirmed, self._run_options(), self.options.explain_seconds)
+            told = self.kernels.explain(confirmed, original, self._run_options(), self.options.explain_seconds)
             if self.halt.is_set():
                 confirmed, told = record, INTERRUPTED
             finding = self._finding(confirmed.replace(explanation=told.lines), original, told, drawn)
@@ -357,11 +335,11 @@ class Engine:
 
     def _confirm(self, record: Record, original: Record) -> Record:
         """The shrunk case run again in a fresh process; the original if that alone still fails."""
-        again = self.kernels.confirm(record.case, self._run_options())
+        again = self.kernels.confirm(record.case, self._run_options()).replace(adapter=self.name)
         if again.verdict.is_finding:
             return again
         if original.case != record.case:
-            first = self.kernels.confirm(original.case, self._run_options())
+            first = self.kernels.confirm(original.case, self._run_options()).replace(adapter=self.name)
             if first.verdict.is_finding:
                 return first
         return record.replace(stability=Stability.FLAKY)
@@ -382,17 +360,6 @@ class Engine:
         if finding.explanation.fault is not None:
             return finding.explanation.fault in known.faults[:1]
         return known.looks_like(finding.kind, traits(finding.record.case))
-
-
-def name_of(finding: Finding) -> str:
-    """A folder's name: the adapter, and the fault or the kind of failure with the shrunk case's id."""
-    what = finding.explanation.fault or f"{finding.kind.partition(':')[0].replace(' ', '-')}-{finding.record.case.id}"
-    return f"{finding.record.adapter.replace('@', '-').replace('/', '-').replace(':', '-')}--{what}"
-
-
-def size_of(case: AttentionCase) -> tuple[int, int]:
-    """What "smaller" means: total tokens, then the number of requests."""
-    return case.total_kv, case.num_requests
 
 
 def _aim(record: Record) -> None:

@@ -10,6 +10,7 @@ repro.py          stand-alone, where the library can be had without this project
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,19 @@ from cases.corpus_io import read_case_json
 from cases.errors import CaseError
 from cases.schema import AttentionCase
 from harness.errors import UsageError
-from harness.fuzzing.engine import Finding, name_of
+from harness.fuzzing.finding import Finding, name_of
+from harness.fuzzing.repro import EMULATED, write_repro
+from harness.loading import is_file_spec
 from harness.record_files import replace_text
 
-CASE, ORIGINAL, EXPLANATION, RECORD, REPRO = "case.json", "original.json", "explanation.txt", "record.json", "repro.py"
+CASE, ORIGINAL, EXPLANATION, RECORD = "case.json", "original.json", "explanation.txt", "record.json"
 
 
-def write_finding(findings: Path, finding: Finding) -> Path:
-    """Write the folder of a finding under `findings`; returns it. A name that is taken gets a number."""
+def write_finding(findings: Path, finding: Finding, python: str = sys.executable) -> Path:
+    """Write the folder of a finding under `findings`; returns it. A name that is taken gets a number.
+
+    `python` runs repro.py, where that can run here.
+    """
     name = name_of(finding)
     folder = findings / name
     number = 2
@@ -36,8 +42,17 @@ def write_finding(findings: Path, finding: Finding) -> Path:
     _write_json(folder / CASE, _case_body(finding, finding.record.case))
     _write_json(folder / ORIGINAL, _case_body(finding, finding.original.case))
     _write_json(folder / RECORD, finding.record.to_json())
-    replace_text(folder / EXPLANATION, explanation_text(finding, folder))
+    said = write_repro(finding, folder, can_run=_repro_can_run(finding), python=python)
+    replace_text(folder / EXPLANATION, explanation_text(finding, folder, said))
     return folder
+
+
+def _repro_can_run(finding: Finding) -> bool:
+    """True where the library that the script calls is the one that was under test, and the device is here."""
+    if finding.adapter.endswith(EMULATED):
+        return False
+    on_cpu = finding.record.device in ("", "cpu")
+    return not on_cpu or is_file_spec(finding.adapter) or finding.adapter.startswith("torch-")
 
 
 def _write_json(path: Path, body: dict[str, Any]) -> None:
@@ -50,6 +65,7 @@ def _case_body(finding: Finding, case: AttentionCase) -> dict[str, Any]:
         "case": case.to_json(),
         "finding": {
             "adapter": finding.adapter,
+            "name": record.adapter,
             "planted": record.fault,
             "verdict": str(record.verdict),
             "kind": finding.kind,
@@ -64,8 +80,8 @@ def _case_body(finding: Finding, case: AttentionCase) -> dict[str, Any]:
     }
 
 
-def explanation_text(finding: Finding, folder: Path) -> str:
-    """What explanation.txt says."""
+def explanation_text(finding: Finding, folder: Path, repro: str) -> str:
+    """What explanation.txt says; `repro` is what repro.py is worth."""
     record = finding.record
     planted = f" --fault {record.fault}" if record.fault else ""
     lines = [
@@ -82,6 +98,7 @@ def explanation_text(finding: Finding, folder: Path) -> str:
         *(f"{name} {version}" for name, version in record.versions.items()),
         f"device: {record.device or 'cpu'}",
         "",
+        repro,
         f"again:   attn-harness replay {folder / CASE} --adapter {finding.adapter}{planted}",
         f"promote: attn-harness promote {folder}",
     ]

@@ -50,11 +50,12 @@ class FuzzWorker(Worker):
         examiner = Examiner(case, adapter, device, Stopwatch(device, lambda _stage: None), mutate)
         if self.range_ is None:
             self.range_ = Range(options)
-        if op == "which_known":
-            self.reply({"known": which_known(examiner, request["known"], self.range_)})
-            return
         record = Record.from_json(request["record"])
-        told = explain_record(examiner, record, self.range_, request["seconds"])
+        if op == "which_known":
+            self.reply({"known": which_known(examiner, record, request["known"], self.range_)})
+            return
+        original = Record.from_json(request["original"])
+        told = explain_record(examiner, record, original, self.range_, request["seconds"])
         self.reply({"explanation": {name: getattr(told, name) for name in TOLD}})
 
 

@@ -49,8 +49,8 @@ class Kernels(Protocol):
         """The record of a run that is repeated twice if it fails, with its stability."""
         ...
 
-    def explain(self, record: Record, options: RunOptions, seconds: float) -> Explanation:
-        """Why a record is not a PASS."""
+    def explain(self, record: Record, original: Record, options: RunOptions, seconds: float) -> Explanation:
+        """Why a record is not a PASS; `original` is that of the case that it was shrunk from."""
         ...
 
     def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:
@@ -100,10 +100,11 @@ class WorkerKernels:
         self.worker.stop()  # the first run in a fresh process: what other cases left behind is gone
         return examine_with_reruns(self.worker, Job(case, self.adapter), options)
 
-    def explain(self, record: Record, options: RunOptions, seconds: float) -> Explanation:
+    def explain(self, record: Record, original: Record, options: RunOptions, seconds: float) -> Explanation:
         if _killed_its_process(record):
-            return Explanation((record.reason, "not explained: the case ends the process that would explain it."))
-        reply = self._ask("explain", record.case, options, seconds, {"record": record.to_json(), "seconds": seconds})
+            return Explanation(("not explained: the case ends the process that would explain it.",))
+        more = {"record": record.to_json(), "original": original.to_json(), "seconds": seconds}
+        reply = self._ask("explain", record.case, options, seconds, more)
         if reply is None or "explanation" not in reply:
             why = "the process ended, or took too long" if reply is None else reply.get("error", "no answer")
             return Explanation((f"not explained: {why}.",))
@@ -115,7 +116,7 @@ class WorkerKernels:
     def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:
         if _killed_its_process(record):
             return None
-        names = {"known": [list(group) for group in known]}
+        names = {"known": [list(group) for group in known], "record": record.to_json()}
         reply = self._ask("which_known", record.case, options, ATTRIBUTION_SECONDS, names)
         return None if reply is None else reply.get("known")
 
@@ -161,13 +162,13 @@ class LocalKernels:
         stability = Stability.DETERMINISTIC if same else Stability.FLAKY
         return first.replace(stability=stability) if first.verdict.is_finding else first
 
-    def explain(self, record: Record, options: RunOptions, seconds: float) -> Explanation:
+    def explain(self, record: Record, original: Record, options: RunOptions, seconds: float) -> Explanation:
         del options
-        return explain_record(self._examiner(record.case), record, self.range, seconds)
+        return explain_record(self._examiner(record.case), record, original, self.range, seconds)
 
     def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:
         del options
-        return which_known(self._examiner(record.case), known, self.range)
+        return which_known(self._examiner(record.case), record, known, self.range)
 
     def _examiner(self, case: AttentionCase) -> Examiner:
         watch = Stopwatch(self.device, lambda _stage: None)

@@ -31,7 +31,8 @@ from harness.environment import gpu_ids, installed_versions
 from harness.errors import UsageError
 from harness.fuzzing.coverage import EdgeCount, beyond
 from harness.fuzzing.drawing import cases_for
-from harness.fuzzing.engine import Engine, EngineOptions, Finding
+from harness.fuzzing.engine import Engine, EngineOptions
+from harness.fuzzing.finding import Finding
 from harness.fuzzing.findings import write_finding
 from harness.fuzzing.kernels import Kernels, WorkerKernels
 from harness.fuzzing.limits import draw_limits
@@ -198,7 +199,7 @@ class Session:
                 use_target=self.options.use_target,
             )
             cases = cases_for(declared, self.options.profile, kernels.mend)
-            Engine(cases, kernels, options, self.run_options, self, self._halt).run()
+            Engine(cases, kernels, options, declared.name, self.run_options, self, self._halt).run()
         finally:
             kernels.stop()
 
@@ -237,8 +238,9 @@ class Session:
                 return
             self._signatures.add(finding.signature)
             self._records.write(finding.record.replace(suite="fuzz"))
+        folder = write_finding(self.folder / "findings", finding, self.options.python)  # may run a script: not locked
+        with self._lock:
             self.result.findings.append(finding)
-            folder = write_finding(self.folder / "findings", finding)
             self.result.folders.append(folder)
             told = finding.explanation.lines[0] if finding.explanation.lines else finding.record.reason
             self._progress.tell(

@@ -9,6 +9,7 @@ from cases.schema import AttentionCase, KvLayout, Mode, PageOrder, Poison
 from harness.record import Record
 from harness.verdict import Verdict
 
+LOST = "crash: the worker died"
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 4096, 8192, 32768, 65536)
 
 
@@ -116,6 +117,11 @@ class Known:
     kind: str
     faults: tuple[str, ...]
     shapes: list[frozenset[str]]
+
+    @property
+    def is_lethal(self) -> bool:
+        """True if the failure costs a process: a hang, or a death."""
+        return self.kind == "timeout" or self.kind.startswith(LOST)
 
     def looks_like(self, kind: str, case_traits: frozenset[str]) -> bool:
         """For a finding that nothing explains: the same kind, and everything that its shrunk case has."""

@@ -1,0 +1,40 @@
+"""`attn-harness promote`: a finding becomes a case of the corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cases.corpus_io import CORPUS_DIR
+
+
+def promote(
+    finding: Annotated[Path, typer.Argument(help="A finding's folder: reports/fuzz/SESSION/findings/NAME.")],
+    name: Annotated[str | None, typer.Option(help="Name of the corpus file (default: adapter, fault and id).")] = None,
+    project: Annotated[str | None, typer.Option(help="The project whose bug it is, as in its report.")] = None,
+    reference: Annotated[str | None, typer.Option(help="The public report: 'flashinfer PR #673'.")] = None,
+    fault_class: Annotated[
+        str | None, typer.Option("--class", help="Class of fault (default: the explanation's).")
+    ] = None,
+    symptom: Annotated[str | None, typer.Option(help="What is seen, in one line.")] = None,
+    corpus: Annotated[Path, typer.Option(help="Folder of the corpus.")] = CORPUS_DIR,
+) -> None:
+    """Put a finding's shrunk case into the corpus, so that every later run meets it.
+
+    Example: `attn-harness promote reports/fuzz/SESSION/findings/NAME --reference 'flashinfer PR #673'`
+    """
+    from harness.fuzzing.findings import read_finding
+    from harness.fuzzing.promoting import promote_finding
+
+    path = promote_finding(
+        read_finding(finding),
+        name=name,
+        project=project,
+        reference=reference,
+        fault_class=fault_class,
+        symptom=symptom,
+        corpus=corpus,
+    )
+    print(path)

@@ -1,0 +1,171 @@
+"""Putting a repro together, and trying whether it shows what the finding says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cases.schema import AttentionCase
+from harness.fuzzing.finding import Finding
+from harness.fuzzing.repro import calls
+from harness.fuzzing.repro.answer import answer_text
+from harness.fuzzing.repro.inputs import inputs_text
+from harness.fuzzing.repro.outside import ADAPTER, STAND_IN, outside_text
+from harness.loading import is_file_spec
+from harness.record import Record
+from harness.verdict import Verdict
+
+MAX_LINES = 80
+SECONDS = 300.0  # a first call may compile
+EMULATED = "@emulated"
+
+
+class NoRepro(Exception):
+    """Why a finding has no stand-alone script, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one library path is called in a script.
+
+    imports: lines; call: the middle part; lse: see answer_text; device: None is that of the record
+    in_pool: keys of a request that are in the cache before the call
+    """
+
+    imports: str
+    call: Callable[[AttentionCase], str]
+    lse: str | None
+    device: str | None = "cuda"
+    in_pool: str = "p + e"
+
+
+def _flash_attention(name: str, lse: str) -> Family:
+    return Family(
+        f"import torch\n{calls.FLASH_ATTENTION_IMPORTS[name]}", lambda case: calls.flash_attention(case, name), lse
+    )
+
+
+_FLASHINFER = "import math\n\nimport flashinfer\nimport torch"
+FAMILIES: dict[str, Family] = {
+    "flashinfer-paged-fa2": Family(_FLASHINFER, lambda case: calls.flashinfer_paged(case, "fa2"), "without sink"),
+    "flashinfer-paged-fa3": Family(_FLASHINFER, lambda case: calls.flashinfer_paged(case, "fa3"), "without sink"),
+    "flashinfer-swa-merge": Family(_FLASHINFER, calls.flashinfer_swa_merge, "without sink", in_pool="p"),
+    "flash-attn-4": _flash_attention("flash-attn-4", "with sink"),
+    "flash-attn-3": _flash_attention("flash-attn-3", "with sink"),
+    "flash-attn-2": _flash_attention("flash-attn-2", "without sink"),
+    "torch-sdpa": Family("import torch", calls.torch_sdpa, None, device=None),
+    "torch-varlen": Family("import torch", calls.torch_varlen, "without sink"),
+    "torch-flex": Family("import torch", lambda case: calls.torch_flex(case, compiled=True), None, device=None),
+    "torch-flex-eager": Family("import torch", lambda case: calls.torch_flex(case, compiled=False), None, device=None),
+}
+
+
+def _family(finding: Finding) -> Family:
+    if is_file_spec(finding.adapter):
+        class_name = finding.adapter.rpartition(":")[2]
+        imports = "import torch\nfrom stand_in import Batch, Case, install\n\n"
+        imports += f"install()  # stands in for what the file names\nfrom adapter import {class_name}"
+        return Family(imports, lambda case: outside_text(case, class_name), None, device=None, in_pool="p")
+    name = finding.adapter.removesuffix(EMULATED)
+    if name not in FAMILIES:
+        raise NoRepro(f"adapter {finding.adapter} needs more than one library; replay the case with this project.")
+    return FAMILIES[name]
+
+
+def repro_text(finding: Finding, *, flat: bool = False, seed: int = 0) -> str:
+    """The script. `flat` takes data under which every visible key weighs the same. Raises NoRepro."""
+    case = finding.record.case
+    if case.kv_dtype != case.dtype:
+        raise NoRepro("an fp8 cache is not written out as a script; replay the case with this project.")
+    family = _family(finding)
+    device = family.device or ("cpu" if finding.record.device in ("", "cpu") else "cuda")
+    text = "\n".join(
+        [
+            f'"""{_docstring(finding)}"""',
+            "",
+            family.imports,
+            "",
+            inputs_text(case, flat=flat, device=device, seed=seed, in_pool=family.in_pool),
+            family.call(case),
+            answer_text(case, flat=flat, lse=family.lse),
+        ]
+    )
+    if len(text.splitlines()) > MAX_LINES:
+        text = "\n".join(line for line in text.splitlines() if line)
+    return text + "\n"
+
+
+def _docstring(finding: Finding) -> str:
+    """What is wrong, in words that mean something to the library's authors; and what this script rests on."""
+    record = finding.record
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items() if name != "python")
+    lines = [f"{record.verdict}: {record.reason}", *finding.explanation.lines[:1]]
+    if finding.adapter.endswith(EMULATED):
+        planted = f" with the fault {record.fault} planted" if record.fault else ""
+        lines.append(f"Found on an emulation{planted}: run on the library, this says whether it has the same bug.")
+    elif is_file_spec(finding.adapter):
+        lines.append(f"Needs torch, and {ADAPTER} and {STAND_IN} beside this file.")
+    lines.append(f"Seen with {versions or 'torch'}. Exit code 1: still wrong; 0: right.")
+    # No word of a message may end the docstring.
+    plain = [textwrap.shorten(line.replace('"', "'").replace("\\", "/"), 220) for line in lines]
+    return "\n".join(part for line in plain for part in textwrap.wrap(line, 110))
+
+
+def shows(script: Path, record: Record, python: str = sys.executable) -> bool:
+    """True if running the script gives what the finding says: wrong rows, or an end that is no clean exit."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    try:
+        run = subprocess.run(
+            [python, script.name],
+            cwd=script.parent,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return record.verdict is Verdict.TIMEOUT
+    if record.verdict is Verdict.CRASH:
+        return run.returncode != 0 and "rows are wrong" not in run.stdout
+    return run.returncode == 1 and "rows are wrong" in run.stdout
+
+
+def write_repro(finding: Finding, folder: Path, *, can_run: bool, python: str = sys.executable) -> str:
+    """Write repro.py into the folder of a finding; returns a sentence that says what it is worth.
+
+    Where it can run, the data are chosen so that it shows the failure: random first, then equal weights.
+    """
+    script = folder / "repro.py"
+    try:
+        texts = [
+            repro_text(finding, flat=flat, seed=seed) for flat, seed in ((False, 0), (True, 0), (False, 1), (True, 1))
+        ]
+    except NoRepro as why:
+        return f"no repro.py: {why}"
+    beside: list[Path] = []
+    if is_file_spec(finding.adapter):
+        shutil.copyfile(finding.adapter.rpartition(":")[0], folder / ADAPTER)
+        shutil.copyfile(Path(__file__).with_name(STAND_IN), folder / STAND_IN)
+        beside = [folder / ADAPTER, folder / STAND_IN]
+    if not can_run:
+        script.write_text(texts[0], encoding="utf-8")
+        return "repro.py was not run here; it needs the library on a GPU."
+    with tempfile.TemporaryDirectory() as scratch:
+        trial = Path(scratch) / script.name
+        for file in beside:
+            shutil.copyfile(file, trial.parent / file.name)
+        for text in texts:
+            trial.write_text(text, encoding="utf-8")
+            if shows(trial, finding.record, python):
+                script.write_text(text, encoding="utf-8")
+                return "repro.py was run and shows it."
+    script.write_text(texts[0], encoding="utf-8")
+    return "repro.py was run and does NOT show it: the failure needs this project's own data or calls."
