@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from cases import counter_hash
 from cases.paging import Paging, make_paging
-from cases.ragged import Rows, indptr, kv_rows, packed_rows, query_rows
+from cases.ragged import ON_HOST, Rows, indptr, packed_rows, query_rows, uploaded
 from cases.recipes import LogicalData, make_data, torch_dtype
 from cases.schema import AttentionCase, KvLayout, Poison
 
@@ -31,6 +31,7 @@ class AttentionBatch:
     prefix_lens, extend_lens: int32 [num_requests]
     new_slots:  int64 [total_q], the pool slots of the new rows
     poison:     the level that the unused slots really hold
+    new_keys:   int64 [total_q], the rows of data.k and data.v that are new
     """
 
     case: AttentionCase
@@ -44,6 +45,7 @@ class AttentionBatch:
     extend_lens: Tensor
     new_slots: Tensor
     poison: Poison
+    new_keys: Tensor
 
     @property
     def q(self) -> Tensor:
@@ -53,12 +55,12 @@ class AttentionBatch:
     @property
     def k_new(self) -> Tensor:
         """[total_q, num_kv_heads, head_dim_qk]: the keys of the new rows, in the order of q."""
-        return self.data.k[self._new_rows()]
+        return self.data.k[self.new_keys]
 
     @property
     def v_new(self) -> Tensor:
         """[total_q, num_kv_heads, head_dim_vo]"""
-        return self.data.v[self._new_rows()]
+        return self.data.v[self.new_keys]
 
     @property
     def page_table(self) -> Tensor:
@@ -87,19 +89,17 @@ class AttentionBatch:
         shape = (self.case.total_q, self.case.num_qo_heads, self.case.head_dim_vo)
         return torch.full(shape, float("nan"), dtype=self.q.dtype, device=self.device)
 
-    def _new_rows(self) -> Tensor:
-        starts = indptr([r.kv_len for r in self.case.requests], self.device, torch.int64)
-        rows = query_rows(self.case, self.device)
-        return starts[rows.request] + rows.position
-
 
 def scatter(pool: Tensor, slots: Tensor, rows: Tensor, layout: KvLayout) -> None:
     """pool[slot] = row, for rows [n, heads, dim] and slots int64 [n]."""
-    page_size = pool.shape[1] if layout is KvLayout.NHD else pool.shape[2]
-    by_token = pool if layout is KvLayout.NHD else pool.transpose(1, 2)
     # fp8 has no indexed store on every device; its bytes do.
     if rows.element_size() == 1:
-        by_token, rows = by_token.view(torch.uint8), rows.view(torch.uint8)
+        pool, rows = pool.view(torch.uint8), rows.view(torch.uint8)
+    if layout is KvLayout.NHD and pool.is_contiguous():
+        pool.view(-1, *pool.shape[2:]).index_copy_(0, slots, rows)
+        return
+    page_size = pool.shape[1] if layout is KvLayout.NHD else pool.shape[2]
+    by_token = pool if layout is KvLayout.NHD else pool.transpose(1, 2)
     by_token[slots // page_size, slots % page_size] = rows
 
 
@@ -114,29 +114,70 @@ def build_batch(
     device = torch.device(device)
     data = make_data(case, device) if data is None else data
     level = case.poison if poison is None else poison
-    paging = make_paging(case, device)
-    k_pool = _pool(case, paging, case.head_dim_qk, device)
-    v_pool = _pool(case, paging, case.head_dim_vo, device)
-    keys = kv_rows(case, device)
-    slots = paging.slots(keys)
-    _poison_unused(case, paging, k_pool, v_pool, level)
-    prefix = torch.tensor([r.prefix_len for r in case.requests], dtype=torch.int32, device=device)
-    in_prefix = keys.position < prefix[keys.request]
-    scatter(k_pool, slots[in_prefix], data.k[in_prefix], case.kv_layout)
-    scatter(v_pool, slots[in_prefix], data.v[in_prefix], case.kv_layout)
+    index = _make_index(case, device)
+    k_pool = _pool(case, index.paging, case.head_dim_qk, device)
+    v_pool = _pool(case, index.paging, case.head_dim_vo, device)
+    _poison_unused(case, index, k_pool, v_pool, level)
+    scatter(k_pool, index.prefix_slots, data.k[index.prefix_keys], case.kv_layout)
+    scatter(v_pool, index.prefix_slots, data.v[index.prefix_keys], case.kv_layout)
     return AttentionBatch(
         case=case,
         device=device,
         data=data,
         k_pool=k_pool,
         v_pool=v_pool,
-        paging=paging,
-        qo_indptr=indptr([r.extend_len for r in case.requests], device),
-        prefix_lens=prefix,
-        extend_lens=torch.tensor([r.extend_len for r in case.requests], dtype=torch.int32, device=device),
-        new_slots=paging.slots(query_rows(case, device)),
+        paging=index.paging,
+        qo_indptr=index.qo_indptr,
+        prefix_lens=index.prefix_lens,
+        extend_lens=index.extend_lens,
+        new_slots=index.new_slots,
         poison=level,
+        new_keys=index.new_keys,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """Where everything goes. prefix_slots, prefix_keys: slot and packed key of every cached key; stale_slots and
+    stale: slot and place of every owned slot that holds none; new_slots, new_keys: of the new rows."""
+
+    paging: Paging
+    prefix_slots: Tensor
+    prefix_keys: Tensor
+    stale_slots: Tensor
+    stale: Rows
+    new_slots: Tensor
+    new_keys: Tensor
+    qo_indptr: Tensor
+    prefix_lens: Tensor
+    extend_lens: Tensor
+
+
+def _make_index(case: AttentionCase, device: torch.device) -> _Index:
+    """Computed on the host and uploaded in two copies, or on the device where there is much of it."""
+    paging = make_paging(case, "cpu")
+    prefix_lens = [r.prefix_len for r in case.requests]
+    # Prefix slots are written too: only what stays unused needs stale rows.
+    unused = [count * case.page_size - start for count, start in zip(paging.owned, prefix_lens, strict=True)]
+    at = torch.device("cpu") if case.total_kv + sum(unused) <= ON_HOST else device
+    here = replace(paging, page_table=paging.page_table.to(at))
+    start = indptr([r.kv_len for r in case.requests], at, torch.int64)
+    prefix, new = packed_rows(prefix_lens, [0] * case.num_requests, at), query_rows(case, at)
+    stale = packed_rows(unused, prefix_lens, at)
+    rows = uploaded(
+        device,
+        here.slots(prefix),
+        start[prefix.request] + prefix.position,
+        here.slots(stale),
+        *stale,
+        here.slots(new),
+        start[new.request] + new.position,
+    )
+    extend_lens = [r.extend_len for r in case.requests]
+    small = (indptr(extend_lens), *(torch.tensor(lens, dtype=torch.int32) for lens in (prefix_lens, extend_lens)))
+    *lengths, table = uploaded(device, *small, paging.page_table.flatten())
+    paging = replace(paging, page_table=table.view_as(paging.page_table))
+    return _Index(paging, rows[0], rows[1], rows[2], Rows(rows[3], rows[4]), rows[5], rows[6], *lengths)
 
 
 def _pool(case: AttentionCase, paging: Paging, head_dim: int, device: torch.device) -> Tensor:
@@ -164,7 +205,7 @@ def _stale(case: AttentionCase, rows: Rows, level: Poison) -> tuple[Tensor, Tens
     return stale_k.view(n, heads, dim_k), stale_v.view(n, heads, dim_v)
 
 
-def _poison_unused(case: AttentionCase, paging: Paging, k_pool: Tensor, v_pool: Tensor, level: Poison) -> None:
+def _poison_unused(case: AttentionCase, index: _Index, k_pool: Tensor, v_pool: Tensor, level: Poison) -> None:
     """Fill owned pages with stale rows and pages nobody owns with NaN (zeros at level zero).
 
     NaN is fair outside owned pages whatever the level: no contract lets a kernel load them.
@@ -176,16 +217,11 @@ def _poison_unused(case: AttentionCase, paging: Paging, k_pool: Tensor, v_pool: 
         if pool.numel() <= INT32_ELEMENTS:
             _fill(pool, outside)
         else:
-            for page in _neighbourhood(paging, pool):
+            for page in _neighbourhood(index.paging, pool):
                 _fill(pool[page : page + 1], outside)
-    # Prefix slots are written afterwards: only what stays unused needs stale rows.
-    prefix = [r.prefix_len for r in case.requests]
-    unused = [count * case.page_size - start for count, start in zip(paging.owned, prefix, strict=True)]
-    rows = packed_rows(unused, prefix, k_pool.device)
-    slots = paging.slots(rows)
-    stale_k, stale_v = _stale(case, rows, level)
-    scatter(k_pool, slots, stale_k, case.kv_layout)
-    scatter(v_pool, slots, stale_v, case.kv_layout)
+    stale_k, stale_v = _stale(case, index.stale, level)
+    scatter(k_pool, index.stale_slots, stale_k, case.kv_layout)
+    scatter(v_pool, index.stale_slots, stale_v, case.kv_layout)
 
 
 def _neighbourhood(paging: Paging, pool: Tensor) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,16 +23,43 @@ def indptr(lengths: Sequence[int], device: torch.device | str = "cpu", dtype: to
     """[len(lengths)+1] running sum from 0."""
     running = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     running[1:] = torch.cumsum(torch.tensor(lengths, dtype=torch.int64), 0)
-    return running.to(device=device, dtype=dtype)
+    return running.to(dtype).to(device, non_blocking=True)
+
+
+# Rows are computed on the host up to this many: a device would be waited for several times on the way.
+ON_HOST = 1 << 17
+ALIGNED = 64  # elements: each tensor of one upload begins where a kernel may load 16 bytes at a time
 
 
 def packed_rows(lengths: Sequence[int], first: Sequence[int], device: torch.device | str) -> Rows:
-    """Rows first[i] .. first[i]+lengths[i]-1 of every request i, packed in order."""
-    counts = torch.tensor(lengths, dtype=torch.int64, device=device)
-    request = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)
+    """Rows first[i] .. first[i]+lengths[i]-1 of every request i, packed in order. Not to be written to: kept."""
+    return _packed_rows(tuple(lengths), tuple(first), str(device))
+
+
+@functools.lru_cache(maxsize=16)
+def _packed_rows(lengths: tuple[int, ...], first: tuple[int, ...], device: str) -> Rows:
+    # Kept, because one case asks for its rows a dozen times.
+    total = sum(lengths)
+    at = "cpu" if total <= ON_HOST else device
+    counts = torch.tensor(lengths, dtype=torch.int64).to(at)
+    request = torch.repeat_interleave(torch.arange(len(lengths), device=at), counts, output_size=total)
     start = torch.cumsum(counts, 0) - counts
-    offset = torch.tensor(first, dtype=torch.int64, device=device) - start
-    return Rows(request, torch.arange(request.numel(), device=device) + offset[request])
+    offset = torch.tensor(first, dtype=torch.int64).to(at) - start
+    return Rows(*uploaded(device, request, torch.arange(total, device=at) + offset[request]))
+
+
+def uploaded(device: torch.device | str, *parts: Tensor) -> tuple[Tensor, ...]:
+    """Flat tensors of one dtype on `device`, by one copy that nothing waits for."""
+    if all(part.device == torch.device(device) for part in parts):
+        return parts
+    starts = [0]
+    for part in parts:
+        starts.append(starts[-1] + -(-part.numel() // ALIGNED) * ALIGNED)
+    packed = torch.empty(starts[-1], dtype=parts[0].dtype, device=parts[0].device)
+    for start, part in zip(starts, parts, strict=False):
+        packed[start : start + part.numel()] = part
+    packed = packed.to(device, non_blocking=True)
+    return tuple(packed[start : start + part.numel()] for start, part in zip(starts, parts, strict=False))
 
 
 def query_rows(case: AttentionCase, device: torch.device | str) -> Rows:

@@ -20,7 +20,7 @@ from cases.schema import AttentionCase
 
 def visible_interval(case: AttentionCase, rows: Rows) -> tuple[Tensor, Tensor]:
     """First and one-past-last visible key of query `rows`: two int64 [n]."""
-    kv_lens = torch.tensor([r.kv_len for r in case.requests], device=rows.position.device)[rows.request]
+    kv_lens = torch.tensor([r.kv_len for r in case.requests]).to(rows.position.device, non_blocking=True)[rows.request]
     last = torch.minimum(rows.position + 1, kv_lens) if case.causal else kv_lens
     if case.window_left is None:
         return torch.zeros_like(last), last

@@ -35,8 +35,8 @@ def straight_batch(case: AttentionCase, device: torch.device) -> AttentionBatch:
     pool_shape = (num_pages, case.page_size, case.num_kv_heads)
     k_pool = torch.zeros((*pool_shape, case.head_dim_qk), dtype=dtype, device=device)
     v_pool = torch.zeros((*pool_shape, case.head_dim_vo), dtype=dtype, device=device)
-    qs, ks, vs, new_slots = [], [], [], []
-    start = 0
+    qs, ks, vs, new_slots, new_keys = [], [], [], [], []
+    start = kv_start = 0
     for i, request in enumerate(case.requests):
         pages = order[start : start + owned[i]]
         table[i, : owned[i]] = pages
@@ -52,6 +52,8 @@ def straight_batch(case: AttentionCase, device: torch.device) -> AttentionBatch:
         ks.append(k)
         vs.append(v)
         new_slots.append(slots[request.prefix_len :])
+        new_keys.append(torch.arange(kv_start + request.prefix_len, kv_start + request.kv_len, device=device))
+        kv_start += request.kv_len
     prefix = torch.tensor([r.prefix_len for r in case.requests], dtype=torch.int32)
     extend = torch.tensor([r.extend_len for r in case.requests], dtype=torch.int32)
     qo_indptr = torch.zeros(case.num_requests + 1, dtype=torch.int32)
@@ -68,6 +70,7 @@ def straight_batch(case: AttentionCase, device: torch.device) -> AttentionBatch:
         extend_lens=extend.to(device),
         new_slots=torch.cat(new_slots),
         poison=Poison.ZERO,
+        new_keys=torch.cat(new_keys),
     )
 
 
