@@ -58,7 +58,8 @@ def stream_key(seed: int, stream: str) -> int:
 
 def row_keys(key: int, request: Tensor, position: Tensor) -> Tensor:
     """int64 keys [n] for rows that stand at (request, position); both int64 [n]."""
-    return mix(mix(request * _STEP + key) + position * _STEP)
+    hashed = hash_kernels.fused_row_keys(key, request, position)
+    return mix(mix(request * _STEP + key) + position * _STEP) if hashed is None else hashed
 
 
 def bits(rows: Tensor, columns: int) -> Tensor:

@@ -22,26 +22,39 @@ def fused(kind: str, rows: Tensor, columns: int) -> Tensor | None:
 
     rows: int64 [n] row keys, on a GPU.
     """
-    kernel = _kernel() if rows.device.type == "cuda" else None
-    if kernel is None:
+    kernels = _kernels() if rows.device.type == "cuda" else None
+    if kernels is None:
         return None
     out = torch.empty((rows.numel(), columns), dtype=torch.float32, device=rows.device)
     if out.numel():
-        kernel[(-(-out.numel() // BLOCK),)](rows.contiguous(), out, out.numel(), columns, kind == "normal", BLOCK)
+        grid = (-(-out.numel() // BLOCK),)
+        kernels.draw[grid](rows.contiguous(), out, out.numel(), columns, kind == "normal", BLOCK)
+    return out
+
+
+def fused_row_keys(stream: int, request: Tensor, position: Tensor) -> Tensor | None:
+    """counter_hash.row_keys, or None where no kernel can be had."""
+    kernels = _kernels() if request.device.type == "cuda" and request.shape == position.shape else None
+    if kernels is None:
+        return None
+    out = torch.empty(request.shape, dtype=torch.int64, device=request.device)
+    if out.numel():
+        grid = (-(-out.numel() // BLOCK),)
+        kernels.row_keys[grid](request.contiguous(), position.contiguous(), out, stream, out.numel(), BLOCK)
     return out
 
 
 @functools.cache
-def _kernel() -> Any:
-    """The compiled kernel, or None: no Triton, or no compiler for its launchers."""
+def _kernels() -> Any:
+    """The module of kernels, or None: no Triton, or no compiler for its launchers."""
     try:
-        from cases.hash_triton import draw
+        from cases import hash_triton
     except ImportError:
         return None
     try:
         rows, out = torch.zeros(1, dtype=torch.int64, device="cuda"), torch.empty(1, device="cuda")
-        draw[(1,)](rows, out, 1, 1, True, BLOCK)
+        hash_triton.draw[(1,)](rows, out, 1, 1, True, BLOCK)
     except Exception as problem:  # whatever Triton's toolchain raises; the torch path gives the same bits
-        warnings.warn(f"drawing without a fused kernel: {type(problem).__name__}: {problem}", stacklevel=2)
+        warnings.warn(f"drawing without fused kernels: {type(problem).__name__}: {problem}", stacklevel=2)
         return None
-    return draw
+    return hash_triton

@@ -29,3 +29,15 @@ def draw(rows, out, count, columns, NORMAL: tl.constexpr, BLOCK: tl.constexpr): 
     else:
         value = tl.where(x >> 63 == 1, -1.0, 1.0)
     tl.store(out + at, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["stream", "count"])
+def row_keys(request, position, out, stream, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """out[i] for i < count: counter_hash.row_keys of (request[i], position[i]) in a stream."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    of_request = tl.load(request + at, mask=inside, other=0).to(tl.uint64)
+    of_position = tl.load(position + at, mask=inside, other=0).to(tl.uint64)
+    key = _mix(of_request * 0x9E3779B97F4A7C15 + stream.to(tl.int64).to(tl.uint64))
+    key = _mix(key + of_position * 0x9E3779B97F4A7C15)
+    tl.store(out + at, key.to(tl.int64), mask=inside)

@@ -17,10 +17,14 @@ COMPARE = """
 import torch
 from cases import counter_hash as plain
 from cases.hash_kernels import BLOCK
-from cases.hash_triton import draw
+from cases.hash_triton import draw, row_keys
 
 place = torch.arange(37)
 rows = plain.row_keys(plain.stream_key(5, "q"), place % 5, place * 1000003)
+for stream in (3, -5, plain.stream_key(1, "v"), plain.stream_key(2, "q")):
+    keys = torch.empty(37, dtype=torch.int64)
+    row_keys[(1,)](place % 5, place * 1000003, keys, stream, 37, BLOCK)
+    assert torch.equal(keys, plain.row_keys(stream, place % 5, place * 1000003)), stream
 for columns in (1, 64, 130):
     for normal, definition in ((True, plain.normal), (False, plain.signs)):
         out = torch.empty(37, columns)
@@ -41,7 +45,9 @@ def test_interpreted_on_a_cpu() -> None:
 @pytest.mark.parametrize("columns", [1, 64, 1000])
 def test_the_same_bits_on_a_gpu(columns: int) -> None:
     place = torch.arange(4099)
-    rows = counter_hash.row_keys(counter_hash.stream_key(7, "k"), place % 3, place)
+    stream = counter_hash.stream_key(7, "k")
+    rows = counter_hash.row_keys(stream, place % 3, place)
+    assert torch.equal(counter_hash.row_keys(stream, (place % 3).cuda(), place.cuda()).cpu(), rows)
     drawn = hash_kernels.fused("normal", rows.cuda(), columns)
     assert drawn is not None, "no kernel was built; the warnings say why"
     assert torch.equal(drawn.cpu(), counter_hash.normal(rows, columns))
