@@ -35,20 +35,26 @@ def compare_output(case: AttentionCase, out: Tensor, golden: Tensor, atol: float
         return Evidence("atol", False, {"atol": atol}, wrong_shape)
     error = (out.double() - golden).abs()
     lost = ~torch.isfinite(out)
-    worst = int(torch.where(lost, torch.inf, error).amax(-1).argmax())
-    place = row_place(case, *divmod(worst, case.num_qo_heads))
+    by_head = torch.where(lost, torch.inf, error).amax(-1)
+    worst, largest, not_finite = _read(by_head.argmax(), by_head.max(), lost.sum())
+    place = row_place(case, *divmod(int(worst), case.num_qo_heads))
     measure: dict[str, Any] = {"atol": atol, "worst": place, "max_abs_diff": None}
-    if lost.any():
+    if not_finite:
         rows = int(lost.flatten(1).any(1).sum())
-        measure["not_finite"] = int(lost.sum())
+        measure["not_finite"] = int(not_finite)
         message = f"{rows} of {case.total_q} rows hold NaN or infinity, first at {say_place(place)}"
         return Evidence("atol", False, measure, message)
-    largest = float(error.max())
     measure["max_abs_diff"] = largest
     if largest <= atol:
         return Evidence("atol", True, measure)
     message = f"max-abs-diff {largest:.4g} is above atol {atol:g}, at {say_place(place)}"
     return Evidence("atol", False, measure, message)
+
+
+def _read(*figures: Tensor) -> list[float]:
+    """Scalars of one device as host numbers, in one go: each read waits for the device."""
+    numbers: list[float] = torch.stack([figure.double() for figure in figures]).tolist()
+    return numbers
 
 
 def natural_lse(lse: Tensor, base: LseBase) -> Tensor:
@@ -78,13 +84,12 @@ def compare_lse(
     if empty_row is EmptyRow.UNSPECIFIED:
         error = torch.where(empty, 0.0, error)
     excess = error - tolerance
-    worst = int(excess.argmax())
-    largest = float(error.max())
-    place = row_place(case, *divmod(worst, case.num_qo_heads))
+    worst, largest, most_over = _read(excess.argmax(), error.max(), excess.max())
+    place = row_place(case, *divmod(int(worst), case.num_qo_heads))
     measure = {"max_lse_diff": finite(largest), "worst": place}
-    if float(excess.max()) <= 0:
+    if most_over <= 0:
         return Evidence("lse", True, measure)
-    got, want = float(natural.flatten()[worst]), float(expected.flatten()[worst])
+    got, want = float(natural.flatten()[int(worst)]), float(expected.flatten()[int(worst)])
     message = f"LSE is {got:.6g}, should be {want:.6g} (natural log), at {say_place(place)}"
     return Evidence("lse", False, measure, message)
 
@@ -96,9 +101,10 @@ def compare_bound(case: AttentionCase, out: Tensor, golden: Tensor, bounds: Tens
         return Evidence("bound", False, {}, wrong_shape)
     error = (out.double() - golden).abs()
     ratio = torch.where(error == 0, 0.0, error / bounds).nan_to_num(nan=torch.inf).amax(-1)
-    row, head = divmod(int(ratio.argmax()), case.num_qo_heads)
-    place, largest = row_place(case, row, head), float(ratio.max())
-    measure: dict[str, Any] = {"ratio": finite(largest), "worst": place, "rows_over": int((ratio > 1).any(1).sum())}
+    worst, largest, over = _read(ratio.argmax(), ratio.max(), (ratio > 1).any(1).sum())
+    row, head = divmod(int(worst), case.num_qo_heads)
+    place = row_place(case, row, head)
+    measure: dict[str, Any] = {"ratio": finite(largest), "worst": place, "rows_over": int(over)}
     if largest <= 1:
         return Evidence("bound", True, measure)
     at = int((error[row, head] / bounds[row, head]).nan_to_num(nan=torch.inf).argmax())
