@@ -91,7 +91,7 @@ def equal_replay(case: AttentionCase) -> str | None:
     return None
 
 
-def no_splits_set(case: AttentionCase) -> str | None:
+def clean_workspace(case: AttentionCase) -> str | None:
     return None if case.execution.workspace == "clean" else "SGLang owns its workspace; it cannot be dirtied"
 
 
@@ -235,4 +235,4 @@ class SglangAdapter:
         return out
 
 
-COMMON_RULES: tuple[Rule, ...] = (equal_extends, captured_as_production, no_splits_set)
+COMMON_RULES: tuple[Rule, ...] = (equal_extends, captured_as_production, clean_workspace)
