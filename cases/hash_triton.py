@@ -1,12 +1,13 @@
 """The Triton kernel of cases/hash_kernels.py; importing it needs Triton."""
 
+# mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator, no-untyped-def"
 # No `from __future__ import annotations`: Triton reads the annotations of its kernels.
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def _mix(x):  # type: ignore[no-untyped-def]
+def _mix(x):
     # SplitMix64's finaliser on unsigned integers, whose shifts are logical.
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -14,7 +15,7 @@ def _mix(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["count", "columns"])
-def draw(rows, out, count, columns, NORMAL: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def draw(rows, out, count, columns, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
     """out[i] for i < count, row keys rows[i // columns]: counter_hash.normal, or signs."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
@@ -32,7 +33,7 @@ def draw(rows, out, count, columns, NORMAL: tl.constexpr, BLOCK: tl.constexpr): 
 
 
 @triton.jit(do_not_specialize=["stream", "count"])
-def row_keys(request, position, out, stream, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def row_keys(request, position, out, stream, count, BLOCK: tl.constexpr):
     """out[i] for i < count: counter_hash.row_keys of (request[i], position[i]) in a stream."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count

@@ -97,7 +97,8 @@ def _bucket(
         if sums is not None:
             sums.add(p, keep, v)
         top = new_top
-    acc, total = (leg + rest).split([case.head_dim_vo, 1], -1)
+    both = leg + rest
+    acc, total = both[..., :-1], both[..., -1:]
     lse = top + torch.log(total)
     mass = (total > 0).double()
     if data.sinks is not None:

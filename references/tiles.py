@@ -165,12 +165,13 @@ def bucket_indices(
         tiles = torch.tensor([(t.row, t.rows, t.low, t.middle, t.high) for t in bucket.tiles], dtype=torch.int64)
         row, count = tiles[:, :1], tiles[:, 1:2]
         rows = row + torch.minimum(torch.arange(bucket.rows), count - 1)
-        place[rows.flip(1)] = (padded + torch.arange(rows.numel()).view_as(rows)).flip(1)  # the first of equals stays
+        is_row = torch.arange(bucket.rows) < count
+        place[rows[is_row]] = (padded + torch.arange(rows.numel()).view_as(rows))[is_row]
         padded += rows.numel()
         parts += [rows.flatten(), begins[rows].flatten(), ends[rows].flatten(), tiles[:, 2:].t().flatten()]
     packed = torch.cat([*parts, place])
     on_device = packed.to(device, non_blocking=True) if device.type != "cpu" else packed
-    pieces = iter(on_device.split([part.numel() for part in [*parts, place]]))
+    pieces = iter(torch.split(on_device, [part.numel() for part in [*parts, place]]))
     indices = []
     for bucket in buckets:
         shape = (len(bucket.tiles), bucket.rows)

@@ -137,7 +137,7 @@ def measure(
     runs: int = 5,
     seconds: float = 60.0,
     loops: bool = True,
-    shared: Callable[[], Series | None] = lambda: None,
+    shared: Callable[[], Series] | None = None,
     processes: int = 1,
 ) -> Measurement:
     """Time `adapter` on `cases` cases of `mix`, `runs` times, within about `seconds`.
@@ -180,7 +180,7 @@ def measure(
         loops=_measure_loops(mix, adapter, device, cases, runs, seconds) if loops else {},
         peak_bytes=peak,
         verdicts=verdicts,
-        shared=shared(),
+        shared=None if shared is None else shared(),
         processes=processes,
     )
 
@@ -236,10 +236,10 @@ def _refuse_other_verdicts(mix: Mix, adapter: Adapter, verdicts: dict[str, int])
 def _measure_loops(
     mix: Mix, adapter: Adapter, device: torch.device, cases: int, runs: int, seconds: float
 ) -> dict[str, Series]:
-    return {
-        name: time_loop(lambda case, d=dtype: straight_check(case, adapter, device, d), mix, cases, runs, seconds / 2)
-        for name, dtype in LOOPS.items()
-    }
+    def check(dtype: torch.dtype) -> Callable[[AttentionCase], float]:
+        return lambda case: straight_check(case, adapter, device, dtype)
+
+    return {name: time_loop(check(dtype), mix, cases, runs, seconds / 2) for name, dtype in LOOPS.items()}
 
 
 def time_loop(check: Callable[[AttentionCase], Any], mix: Mix, cases: int, runs: int, seconds: float) -> Series:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,6 +84,9 @@ def bench(
             for one in chosen:
                 console.print(f"measuring {one.name} on {name}: {one.summary}", markup=False, highlight=False)
                 count = cases or DEFAULT_CASES[one.name]
+                together = functools.partial(
+                    measure_shared, one.name, name, processes, evidence=evidence, runs=runs, seconds=min(5.0, limit)
+                )
                 measured = measure(
                     one,
                     made,
@@ -92,11 +96,7 @@ def bench(
                     runs=runs,
                     seconds=limit,
                     loops=loops,
-                    shared=lambda one=one, name=name: (
-                        measure_shared(one.name, name, processes, evidence=evidence, runs=runs, seconds=min(5.0, limit))
-                        if processes > 1
-                        else None
-                    ),
+                    shared=together if processes > 1 else None,
                     processes=processes,
                 )
                 body["measurements"].append(measured.to_json())
