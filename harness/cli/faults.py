@@ -52,6 +52,8 @@ def faults(
         specs = [spec for spec in specs if load_fault(spec).on_plan is not None]
     count = processes or (1 if real and gpu_ids() else core_count())
     cases = [case for _, case in select_cases(suite or ["smoke"], [])]
+    if (fuzz is not None or blame) and not fault:  # controls never end early, and have nothing to be blamed for
+        specs = [spec for spec in specs if not load_fault(spec).is_control]
     tick = _ticker(len(specs))
     if fuzz is not None:
         raise typer.Exit(_fuzz(specs, fuzz, adapters, count, tick, as_json))
@@ -174,7 +176,6 @@ def _blame(
 ) -> int:
     from harness.diagnosis.blame import blame_all
 
-    specs = [spec for spec in specs if not load_fault(spec).is_control]
     told = blame_all(specs, cases, adapters, processes=processes, on_result=tick)
     if as_json:
         print(json.dumps([dataclasses.asdict(b) for b in told]))
@@ -190,6 +191,7 @@ def _blame(
         f"{len(told)} outputs of {len({b.fault for b in told})} faults: "
         f"named {sum(b.named for b in told) / count:.1%}, "
         f"named or equal on that case {sum(b.right for b in told) / count:.1%}, "
-        f"class right {sum(b.classed for b in told) / count:.1%}"
+        f"class right (or equal) {sum(b.classed for b in told) / count:.1%}, "
+        f"the very class {sum(b.said_class == b.fault_class for b in told) / count:.1%}"
     )
     return 0

@@ -46,13 +46,14 @@ def pointers_of_wave_before(request: RequestCall, operand: str, positions: Tenso
 
 
 def _wave_crosses_page(case: AttentionCase) -> bool:
-    return any(
-        r.kv_len > ROW_WAVE
-        and r.kv_len % ROW_WAVE
-        and (r.kv_len - 1) // case.page_size != (r.kv_len - 1 - ROW_WAVE) // case.page_size
-        and (case.window_left is None or case.window_left >= 2 * ROW_WAVE)
-        for r in b.active(case)
-    )
+    """True if some key of a last, partial wave lies in another page than the pointer that it is read with."""
+    for request in b.active(case):
+        end, size = request.kv_len, case.page_size
+        base = 0 if case.window_left is None else max(0, request.prefix_len - case.window_left)
+        late = range(max(end // ROW_WAVE * ROW_WAVE, base), end)
+        if end >= ROW_WAVE and any(max(p - ROW_WAVE, base) // size != p // size for p in late):
+            return True
+    return False
 
 
 def truncated_dim(request: RequestCall, operand: str, rows: Tensor) -> Tensor:
