@@ -19,7 +19,7 @@ from torch import Tensor
 from cases.ragged import query_rows
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase
-from references.moments import MomentSums, RowMoments
+from references.moments import MomentSums, RowMoments, grown
 from references.tiles import Bucket, BucketIndex, bucket_indices, make_buckets
 from references.visibility import visible_interval, visible_mask
 
@@ -48,8 +48,10 @@ def golden_attention(case: AttentionCase, data: LogicalData, *, moments: bool = 
     buckets = make_buckets(case, first, last, split_legs=moments, most_scores=most, device=device.type)
     indices, place = bucket_indices(case, buckets, first, last, device)
     parts = [_bucket(case, data, *each, most, moments) for each in zip(buckets, indices, strict=True)]
-    out, lse, *extra = (_in_row_order(tensors, place) for tensors in zip(*parts, strict=True))
-    return GoldenOutput(out, lse, RowMoments(*extra) if moments else None)
+    scalars = _joined([part.scalars for part in parts], place)
+    vectors = [_joined(list(each), place) for each in zip(*(part.vectors for part in parts), strict=True)]
+    rows = RowMoments(*scalars.unbind(-1)[1:], *vectors[1:]) if moments else None
+    return GoldenOutput(vectors[0], scalars[..., 0], rows)
 
 
 def scores(case: AttentionCase, q: Tensor, k: Tensor) -> Tensor:
@@ -65,38 +67,42 @@ def _capped(case: AttentionCase, s: Tensor) -> Tensor:
 
 def _bucket(
     case: AttentionCase, data: LogicalData, bucket: Bucket, index: BucketIndex, most: int, moments: bool
-) -> tuple[Tensor, ...]:
-    """out, lse and the fields of RowMoments (if asked for) of a bucket's B * R padded rows, keys streamed."""
+) -> _Part:
+    """lse and out, and the fields of RowMoments (if asked for), of a bucket's padded rows, keys streamed."""
     batch, rows = index.rows.shape
     hkv, group = case.num_kv_heads, case.group_size
     # [B, Hkv, G * R, d]: the heads of a group and the rows of a tile meet the same keys.
     q = data.q[index.rows].double().view(batch, rows, hkv, group, -1).permute(0, 2, 3, 1, 4)
     q = q.reshape(batch, hkv, group * rows, -1) * (case.scale * case.k_scale)
-    top = q.new_full((batch, hkv, group * rows, 1), -torch.inf)
-    leg = q.new_zeros((batch, hkv, group * rows, case.head_dim_vo + 1))  # and the sum of the weights
-    rest = torch.zeros_like(leg)
+    top = leg = rest = keep = None
     sums = MomentSums(case, q) if moments else None
     for begin, end in bucket.chunks(max(1, most // (batch * rows * case.num_qo_heads))):
         gather, key = index.keys(begin, end, bucket.prefix)
         k, v = (x[gather].permute(0, 2, 1, 3) for x in (data.k, data.v))  # [B, Hkv, keys, d]
-        k = k.double()
+        k, v64 = k.double(), v.double()
         s = _capped(case, torch.matmul(q, k.transpose(2, 3)))
         if not bucket.is_open(begin, end):
             mask = visible_mask(index.first, index.last, key[:, None])[:, None, None]
             s.view(batch, hkv, group, rows, -1).masked_fill_(~mask, -torch.inf)
-        new_top = torch.maximum(top, s.amax(-1, keepdim=True))
+        new_top = s.amax(-1, keepdim=True)
+        if top is not None:
+            new_top = torch.maximum(top, new_top)
         shift = new_top.clamp(min=torch.finfo(torch.float64).min)  # a row with no key yet: exp(-inf), not NaN
-        keep = torch.exp(top - shift)
+        if top is not None:
+            keep = torch.exp(top - shift)  # what earlier sums shrink by
+        top = new_top
         if sums is not None:
-            sums.look(s, k, v)
+            sums.look(s, k, v64)
         p = s.sub_(shift).exp_()
-        ones = torch.nn.functional.pad(v.double(), (0, 1), value=1.0)
+        ones = torch.nn.functional.pad(v64, (0, 1), value=1.0)  # the last column adds up the weights
         cut = min(max(bucket.prefix - begin, 0), end - begin)
-        leg = torch.matmul(p[..., :cut], ones[..., :cut, :]) + leg * keep
-        rest = torch.matmul(p[..., cut:], ones[..., cut:, :]) + rest * keep
+        leg = grown(leg, keep, torch.matmul(p[..., :cut], ones[..., :cut, :]))
+        rest = grown(rest, keep, torch.matmul(p[..., cut:], ones[..., cut:, :]))
         if sums is not None:
             sums.add(p, keep, v)
-        top = new_top
+    assert top is not None
+    assert leg is not None
+    assert rest is not None
     both = leg + rest
     acc, total = both[..., :-1], both[..., -1:]
     lse = top + torch.log(total)
@@ -107,13 +113,23 @@ def _bucket(
         mass = torch.exp(lse - with_sink).nan_to_num(0.0)
         lse = with_sink
     weight = torch.where(total > 0, mass / total, 0.0) * case.v_scale
-    found = [acc * weight, lse[..., 0]]
-    if sums is not None:
-        found += sums.finish(top, lse, mass, leg[..., :-1] * weight)
-    return tuple(x.reshape(batch, hkv * group, rows, *x.shape[3:]).transpose(1, 2).flatten(0, 1) for x in found)
+    return _Part(
+        scalars=torch.cat([lse, *([] if sums is None else sums.scalars(top, lse, mass))], -1).flatten(0, 2),
+        vectors=[
+            vector.flatten(0, 2)
+            for vector in (acc * weight, *([] if sums is None else [*sums.vectors(top, lse), leg[..., :-1] * weight]))
+        ],
+    )
 
 
-def _in_row_order(parts: tuple[Tensor, ...], place: Tensor) -> Tensor:
-    """Rows of all buckets, one after another and padded, in the order of the packed queries."""
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return whole[place]
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a bucket gives, a row for each of its B * Hq * R (query head, row): fp64 [n, 1 or 7] and [n, dv] each."""
+
+    scalars: Tensor
+    vectors: list[Tensor]
+
+
+def _joined(parts: list[Tensor], place: Tensor) -> Tensor:
+    """Rows [total_q, Hq, ..] out of those of all buckets, one after another."""
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[place]

@@ -71,54 +71,72 @@ class MomentSums:
     def __init__(self, case: AttentionCase, q: Tensor) -> None:
         self._case = case
         self._q_norm = q.norm(dim=-1, keepdim=True)
-        dim = case.head_dim_vo
-        rows = q.shape[:-1]
-        self._p2 = q.new_zeros((*rows, 1))
-        self._score_max = q.new_zeros((*rows, 1))
-        self._k_norm = q.new_zeros((*rows[:2], 1, 1))
-        self._v_max = q.new_zeros((*rows[:2], 1, 1))
-        self._linear = q.new_zeros((*rows, dim), dtype=torch.float32)
-        self._square = q.new_zeros((*rows, 2 * dim), dtype=torch.float32)
+        self._p2: Tensor | None = None
+        self._score_max: Tensor | None = None
+        self._k_norm: Tensor | None = None
+        self._v_max: Tensor | None = None
+        self._linear: Tensor | None = None
+        self._square: Tensor | None = None
 
     def look(self, s: Tensor, k: Tensor, v: Tensor) -> None:
-        """Sizes in one chunk: capped scores s [.., keys] (-inf where masked), k fp64 and v [B, Hkv, keys, d]."""
-        self._k_norm = torch.maximum(self._k_norm, k.norm(dim=-1).amax(-1)[..., None, None])
-        self._v_max = torch.maximum(self._v_max, v.double().abs().amax((-2, -1))[..., None, None])
+        """Sizes in one chunk: capped scores s [.., keys] (-inf where masked), k and v fp64 [B, Hkv, keys, d]."""
+        self._k_norm = _larger(self._k_norm, k.norm(dim=-1).amax(-1)[..., None, None])
+        self._v_max = _larger(self._v_max, v.abs().amax((-2, -1))[..., None, None])
         if self._case.logits_soft_cap is not None:
             size = s.masked_fill(s == -torch.inf, 0.0).abs().amax(-1, keepdim=True)
-            self._score_max = torch.maximum(self._score_max, size)
+            self._score_max = _larger(self._score_max, size)
 
-    def add(self, p: Tensor, keep: Tensor, v: Tensor) -> None:
+    def add(self, p: Tensor, keep: Tensor | None, v: Tensor) -> None:
         """One chunk of keys: weights p [.., keys], earlier sums shrink by keep [.., 1], v [B, Hkv, keys, dv]."""
         v32 = v.float()
         squares = v32 * v32
         p32 = p.float()
-        shrink = keep.float()
-        self._linear = torch.matmul(p32, squares) + self._linear * shrink
+        squared = None if keep is None else keep * keep
+        self._linear = grown(self._linear, _single(keep), torch.matmul(p32, squares))
         p_squared = p32.square_()
         both = torch.cat([v32, squares], -1)
-        self._square = torch.matmul(p_squared, both) + self._square * (shrink * shrink)
-        self._p2 = self._p2 * keep * keep + p_squared.sum(-1, keepdim=True, dtype=torch.float64)
+        self._square = grown(self._square, _single(squared), torch.matmul(p_squared, both))
+        self._p2 = grown(self._p2, squared, p_squared.sum(-1, keepdim=True, dtype=torch.float64))
 
-    def finish(self, top: Tensor, lse: Tensor, mass: Tensor, leg: Tensor) -> list[Tensor]:
-        """The fields of RowMoments in their order, [B, Hkv, G * R] and [.., dv], normalised by the final LSE.
-
-        top: the largest score [.., 1]; leg: already normalised and scaled [.., dv].
-        """
-        scale = torch.exp(top - lse).nan_to_num(0.0)
-        v_scale = self._case.v_scale
+    def scalars(self, top: Tensor, lse: Tensor, mass: Tensor) -> list[Tensor]:
+        """The first six fields of RowMoments, [B, Hkv, G * R, 1], normalised by the final LSE; top: the largest
+        score [.., 1]."""
+        assert self._p2 is not None
+        assert self._k_norm is not None
+        assert self._v_max is not None
+        scale = _weight(top, lse)
         terms = self._q_norm * self._k_norm
-        squares = self._square.double() * (scale * scale)
-        p2v, p2v2 = squares.chunk(2, -1)
+        largest = terms if self._score_max is None else self._score_max
+        v_max = (self._v_max * self._case.v_scale).expand_as(scale)
+        return [mass, self._p2 * (scale * scale), scale, largest, terms, v_max]
+
+    def vectors(self, top: Tensor, lse: Tensor) -> list[Tensor]:
+        """pv2, p2v, p2v2, fp32 [B, Hkv, G * R, dv]."""
+        assert self._linear is not None
+        assert self._square is not None
+        scale, v_scale, dim = _weight(top, lse), self._case.v_scale, self._case.head_dim_vo
+        # In fp64: the scale of a row beside a large sink does not fit fp32.
+        squares = self._square * (scale * scale)
         return [
-            mass[..., 0],
-            (self._p2 * scale * scale)[..., 0],
-            scale[..., 0],
-            (terms if self._case.logits_soft_cap is None else self._score_max)[..., 0],
-            terms[..., 0],
-            (self._v_max * v_scale).expand_as(scale)[..., 0],
-            (self._linear.double() * (scale * v_scale**2)).float(),
-            (p2v * v_scale).float(),
-            (p2v2 * v_scale**2).float(),
-            leg,
+            (self._linear * (scale * v_scale**2)).float(),
+            (squares[..., :dim] * v_scale).float(),
+            (squares[..., dim:] * v_scale**2).float(),
         ]
+
+
+def grown(old: Tensor | None, keep: Tensor | None, new: Tensor) -> Tensor:
+    """old * keep + new, for sums that begin with their first chunk."""
+    return new if old is None or keep is None else torch.addcmul(new, old, keep)
+
+
+def _larger(old: Tensor | None, new: Tensor) -> Tensor:
+    return new if old is None else torch.maximum(old, new)
+
+
+def _single(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float()
+
+
+def _weight(top: Tensor, lse: Tensor) -> Tensor:
+    """The weight of the largest score; 0 where there is none."""
+    return torch.exp(top - lse).nan_to_num(0.0)

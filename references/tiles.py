@@ -154,10 +154,11 @@ class BucketIndex:
 def bucket_indices(
     case: AttentionCase, buckets: list[Bucket], first: Tensor, last: Tensor, device: torch.device
 ) -> tuple[list[BucketIndex], Tensor]:
-    """Indices of every bucket, and int64 [total_q]: where each packed row stands among the padded rows of all
-    buckets one after another. Made on the host and uploaded in one copy: each copy would wait for the device."""
+    """Indices of every bucket, and int64 [total_q, Hq]: where each packed row and head stands among the padded
+    [B, Hq, R] of all buckets one after another. Made on the host and uploaded in one copy: each copy would wait for
+    the device."""
     parts: list[Tensor] = []
-    place = torch.empty(case.total_q, dtype=torch.int64)
+    place = torch.empty((2, case.total_q), dtype=torch.int64)  # of head 0, and from one head to the next
     padded = 0
     starts = _kv_start_of_rows(case)
     begins, ends = first + starts, last + starts
@@ -166,19 +167,23 @@ def bucket_indices(
         row, count = tiles[:, :1], tiles[:, 1:2]
         rows = row + torch.minimum(torch.arange(bucket.rows), count - 1)
         is_row = torch.arange(bucket.rows) < count
-        place[rows[is_row]] = (padded + torch.arange(rows.numel()).view_as(rows))[is_row]
-        padded += rows.numel()
+        head_0 = padded + torch.arange(len(tiles))[:, None] * (case.num_qo_heads * bucket.rows)
+        place[0, rows[is_row]] = (head_0 + torch.arange(bucket.rows))[is_row]
+        place[1, rows[is_row]] = bucket.rows
+        padded += rows.numel() * case.num_qo_heads
         parts += [rows.flatten(), begins[rows].flatten(), ends[rows].flatten(), tiles[:, 2:].t().flatten()]
-    packed = torch.cat([*parts, place])
+    parts.append(place.flatten())
+    packed = torch.cat(parts)
     on_device = packed.to(device, non_blocking=True) if device.type != "cpu" else packed
-    pieces = iter(torch.split(on_device, [part.numel() for part in [*parts, place]]))
+    pieces = iter(torch.split(on_device, [part.numel() for part in parts]))
     indices = []
     for bucket in buckets:
         shape = (len(bucket.tiles), bucket.rows)
         rows, begin, end = (next(pieces).view(shape) for _ in range(3))
         low, middle, high = next(pieces).view(3, -1, 1).unbind(0)
         indices.append(BucketIndex(rows, begin, end, low, middle, high))
-    return indices, next(pieces)
+    head_0, stride = next(pieces).view(2, -1, 1)
+    return indices, head_0 + stride * torch.arange(case.num_qo_heads, device=device)
 
 
 def _kv_start_of_rows(case: AttentionCase) -> Tensor:
