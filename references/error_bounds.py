@@ -56,6 +56,7 @@ from references.visibility import visible_count
 C1 = 2.55  # 6 standard deviations; largest error/bound where it decides: 0.72 (head_dim 96, n = 77, bf16)
 C_UNDERFLOW = 6.0  # standard deviations of an error uniform within +-f are f/sqrt(3): more than 10 of them
 FP32_ROUNDINGS = 8.0  # exp, sum, reciprocal, product, twice; fp32 kernels reach 0.19 of the bound
+CPU_ELEMENTS = 1 << 14  # of an output worked on at a time on a CPU: some arrays of 128 KiB
 LSE_ROUNDINGS = 4.0  # logarithm, maximum added, merge, change of base; with the rest, 0.91 of the bound
 UNDERFLOW = {"float16": 2.0**-25, "float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}
 FP32_FLUSH = 2.0**-126
@@ -75,27 +76,45 @@ def row_bounds(
     `golden` best comes with moments; without, they cost another pass. Rows that see no key get 0:
     what they hold is the adapter's to declare.
     """
-    moments = _moments(case, data, golden)
-    out = golden.out
-    size = out.abs()
+    moments, count = _moments(case, data, golden), _count(case, golden.out.device)
+    rows, out = out_rows(golden.out), golden.out
+    if rows >= out.shape[0]:
+        return _row_bounds(case, out, moments, count, traits, statistical)
+    pieces = [slice(at, at + rows) for at in range(0, out.shape[0], rows)]
+    return torch.cat([_row_bounds(case, out[at], moments.slice(at), count[at], traits, statistical) for at in pieces])
+
+
+def out_rows(out: Tensor) -> int:
+    """Rows of `out` [total_q, Hq, Dvo] to work on at a time: what a CPU's cache holds, elsewhere all."""
+    return max(1, CPU_ELEMENTS // max(1, out[0].numel())) if out.device.type == "cpu" else out.shape[0]
+
+
+def _row_bounds(
+    case: AttentionCase, out: Tensor, moments: RowMoments, count: Tensor, traits: KernelTraits, statistical: bool
+) -> Tensor:
+    size, mass = out.abs(), moments.mass
     u_out = UNIT_ROUNDOFF[case.dtype]
-    u_p = (traits.p_roundoff(case.dtype) + _score_error(case, moments, traits))[..., None]
-    spread = moments.spread(out)
+    u_p = traits.p_roundoff(case.dtype) + _score_error(case, moments, traits)
+    spread = moments.squared_deviation(out)
     if statistical:
-        spread = torch.minimum(spread, C1 * moments.squared_spread(out).sqrt())
-    bound = u_p * (spread + size * moments.mass[..., None])
-    bound += u_out * size * _output_roundings(case)
-    bound += _merge_term(traits, golden.out, moments) * u_out
-    bound += _split_term(traits, golden.out, moments, statistical) * u_out
-    bound += _dequantised_values(case, moments, traits, statistical)
-    bound += _fp32_error(moments)[..., None] * moments.magnitude()
-    bound += _underflow(case, out, moments, traits)
+        spread = torch.minimum(spread, moments.squared_spread(out).mul_(C1**2))
+    bound = spread.sqrt_().mul_(u_p[..., None] if isinstance(u_p, Tensor) else u_p)
+    bound.addcmul_(size, (u_p * mass + u_out * _output_roundings(case))[..., None])
+    magnitude = moments.magnitude()
+    for term, factor in (
+        (_merge_term(traits, out, moments, magnitude), u_out),
+        (_split_term(traits, size, moments, magnitude, statistical), u_out),
+        (_dequantised_values(case, moments, magnitude, traits, statistical), u_out),
+    ):
+        if term is not None:
+            bound.add_(term, alpha=factor)
+    bound.addcmul_(magnitude, _fp32_error(moments)[..., None])
+    underflow = UNDERFLOW.get(_p_dtype(case, traits))
+    if underflow is not None:
+        bound.add_(_underflow(underflow, size, moments, count))
     # Each rounding of an output below the normal numbers is absolute; partial outputs weigh 1 in sum.
-    roundings = _output_roundings(case) + traits.merge_legs - 1
-    # Weights below the normal numbers of fp32 (beside a sink far above all scores) are flushed to 0.
-    count = _count(case, out.device)
-    flushed = FP32_FLUSH * count * (1 + moments.v_max)
-    return bound + ((count > 0) * (OUTPUT_FLOOR.get(case.dtype, 0.0) * roundings) + flushed)[..., None]
+    floor = OUTPUT_FLOOR.get(case.dtype, 0.0) * (_output_roundings(case) + traits.merge_legs - 1)
+    return bound.add_((mass > 0)[..., None] * floor) if floor else bound
 
 
 def lse_bounds(case: AttentionCase, data: LogicalData, golden: GoldenOutput, traits: KernelTraits) -> Tensor:
@@ -106,7 +125,9 @@ def lse_bounds(case: AttentionCase, data: LogicalData, golden: GoldenOutput, tra
     """
     moments = _moments(case, data, golden)
     p_error = traits.p_roundoff(case.dtype) * torch.minimum(C1 * moments.p2.sqrt(), moments.mass)
-    p_error += UNDERFLOW.get(_p_dtype(case, traits), 0.0) * moments.p_max * _count(case, golden.out.device)
+    underflow = UNDERFLOW.get(_p_dtype(case, traits))
+    if underflow is not None:
+        p_error += underflow * moments.p_max * _count(case, golden.out.device)
     lse = golden.lse.nan_to_num(posinf=0.0, neginf=0.0).abs().clamp(min=1.0)
     own = LSE_ROUNDINGS * UNIT_ROUNDOFF["float32"] * lse
     return (p_error + _score_error(case, moments, traits) + _fp32_error(moments) + own) * (moments.mass > 0)
@@ -124,42 +145,43 @@ def _p_dtype(case: AttentionCase, traits: KernelTraits) -> str:
     return case.dtype if traits.p_dtype == "input" else traits.p_dtype
 
 
-def _score_error(case: AttentionCase, moments: RowMoments, traits: KernelTraits) -> Tensor:
-    """fp64 [total_q, Hq]: absolute error of scores beyond fp32 arithmetic (softcap, dequantised keys)."""
+def _score_error(case: AttentionCase, moments: RowMoments, traits: KernelTraits) -> Tensor | float:
+    """fp64 [total_q, Hq], or 0: absolute error of scores beyond fp32 arithmetic (softcap, dequantised keys)."""
     relative = 0.0 if case.logits_soft_cap is None else traits.tanh_error
     if traits.dequantises_kv and not is_power_of_two(case.k_scale):
         relative += UNIT_ROUNDOFF[case.dtype]
-    return relative * moments.score_max
+    return relative * moments.score_max if relative else 0.0
 
 
 def _output_roundings(case: AttentionCase) -> int:
     return 1 if is_power_of_two(case.v_scale) else 2
 
 
-def _merge_term(traits: KernelTraits, out: Tensor, moments: RowMoments) -> Tensor:
+# Terms of the bound, in units of the output's roundoff; None where they do not apply.
+def _merge_term(traits: KernelTraits, out: Tensor, moments: RowMoments, magnitude: Tensor) -> Tensor | None:
     if traits.merge_legs == 1:
-        return torch.zeros_like(out)
+        return None
     if traits.merge_legs == 2:
-        return moments.leg.abs() + (out - moments.leg).abs()
-    return (traits.merge_legs - 1) * moments.magnitude()
+        return moments.leg.abs() + (out - moments.leg).abs_()
+    return (traits.merge_legs - 1) * magnitude
 
 
-def _split_term(traits: KernelTraits, out: Tensor, moments: RowMoments, statistical: bool) -> Tensor:
+def _split_term(
+    traits: KernelTraits, size: Tensor, moments: RowMoments, magnitude: Tensor, statistical: bool
+) -> Tensor | None:
     if not traits.rounded_splits:
-        return torch.zeros_like(out)
-    error = moments.magnitude()
-    if statistical:
-        error = torch.minimum(error, C1 * moments.p2v2.double().sqrt() + out.abs())
-    return error
+        return None
+    if not statistical:
+        return magnitude
+    return torch.minimum(magnitude, torch.add(size, moments.p2v2.double().sqrt_(), alpha=C1))
 
 
-def _dequantised_values(case: AttentionCase, moments: RowMoments, traits: KernelTraits, statistical: bool) -> Tensor:
+def _dequantised_values(
+    case: AttentionCase, moments: RowMoments, magnitude: Tensor, traits: KernelTraits, statistical: bool
+) -> Tensor | None:
     if not traits.dequantises_kv or is_power_of_two(case.v_scale):
-        return torch.zeros_like(moments.leg)
-    error = moments.magnitude()
-    if statistical:
-        error = torch.minimum(error, C1 * moments.p2v2.double().sqrt())
-    return UNIT_ROUNDOFF[case.dtype] * error
+        return None
+    return torch.minimum(magnitude, C1 * moments.p2v2.double().sqrt_()) if statistical else magnitude
 
 
 def _fp32_error(moments: RowMoments) -> Tensor:
@@ -171,14 +193,11 @@ def _count(case: AttentionCase, device: torch.device) -> Tensor:
     return visible_count(case, device).double()[:, None]
 
 
-def _underflow(case: AttentionCase, out: Tensor, moments: RowMoments, traits: KernelTraits) -> Tensor:
-    floor = UNDERFLOW.get(_p_dtype(case, traits))
-    if floor is None:
-        return torch.zeros_like(out)
+def _underflow(floor: float, size: Tensor, moments: RowMoments, n: Tensor) -> Tensor:
+    """n: fp64 [total_q, 1]"""
     absolute = floor * moments.p_max
-    n = _count(case, out.device)
-    spread = (C_UNDERFLOW * absolute * n.sqrt())[..., None] * (moments.v_max[..., None] + out.abs())
-    return spread + out.abs() * torch.minimum(moments.mass, n * absolute)[..., None]
+    spread = (C_UNDERFLOW * absolute * n.sqrt())[..., None] * (moments.v_max[..., None] + size)
+    return spread.addcmul_(size, torch.minimum(moments.mass, n * absolute)[..., None])
 
 
 def worst(case: AttentionCase, error: Tensor, bound: Tensor) -> tuple[float, tuple[int, int, int]]:

@@ -40,26 +40,34 @@ class RowMoments:
     p2v2: Tensor
     leg: Tensor
 
+    def slice(self, rows: slice) -> RowMoments:
+        """Those of some rows."""
+        return RowMoments(*(getattr(self, name)[rows] for name in RowMoments.__dataclass_fields__))
+
     def squared_spread(self, out: Tensor) -> Tensor:
         """An upper bound of sum p^2 (v - out)^2, fp64 [total_q, Hq, Dvo]."""
-        return _expanded(self.p2v2.double(), self.p2v.double(), self.p2[..., None], out)
+        return _expanded(self.p2v2.double(), self.p2v * out, self.p2[..., None], out)
 
     def spread(self, out: Tensor) -> Tensor:
         """An upper bound of sum p |v - out|: sqrt(mass * sum p (v - out)^2)."""
+        return self.squared_deviation(out).sqrt_()
+
+    def squared_deviation(self, out: Tensor) -> Tensor:
+        """mass * sum p (v - out)^2, the square of `spread`."""
         # Beside a sink, sum p v is still `out`: the sink's value is 0.
-        variance = _expanded(self.pv2.double(), out, self.mass[..., None], out)
-        return (self.mass[..., None] * variance).sqrt()
+        mass = self.mass[..., None]
+        return _expanded(self.pv2.double(), out * out, mass, out).mul_(mass)
 
     def magnitude(self) -> Tensor:
         """An upper bound of sum p |v|."""
-        return (self.mass[..., None] * self.pv2.double() * (1 + CANCELLATION)).sqrt()
+        return (self.pv2 * (self.mass[..., None] * (1 + CANCELLATION))).sqrt_()
 
 
-def _expanded(second: Tensor, first: Tensor, zeroth: Tensor, centre: Tensor) -> Tensor:
-    """sum w (v - c)^2 = second - 2 c first + c^2 zeroth, and what rounding may have taken from it."""
-    cross, square = 2 * centre * first, centre * centre * zeroth
-    slack = CANCELLATION * (second + cross.abs() + square)
-    return (second - cross + square).clamp(min=0) + slack
+def _expanded(second: Tensor, cross: Tensor, zeroth: Tensor, centre: Tensor) -> Tensor:
+    """sum w (v - c)^2 = second - 2 cross + c^2 zeroth with cross = c sum w v, and what rounding may have taken."""
+    square = centre * centre * zeroth
+    found = torch.sub(second, cross, alpha=2).add_(square).clamp_(min=0)
+    return found.add_(second.add_(square).add_(cross.abs(), alpha=2), alpha=CANCELLATION)
 
 
 class MomentSums:
