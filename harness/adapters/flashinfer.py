@@ -295,7 +295,6 @@ class FlashInferPagedFa3(FlashInferPagedFa2):
     backend = "fa3"
     row_sum_dtype = "float32"
     rounded_splits = False
-    masked_score = None
     poison = Poison.FINITE  # whole tiles are loaded
     capabilities = Capabilities(
         num_splits=True,

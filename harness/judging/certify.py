@@ -48,4 +48,7 @@ def judge_certificate(
         return Evidence(f"certificate/{name}", False, {}, wrong_shape)
     lse = None if output.lse is None else natural_lse(output.lse, lse_base)
     result = RECIPES[name].judge(case, built, output.out, lse, traits)
+    if result.passed and result.judged == 0:
+        reason = "what right kernels round reaches the next integer here; only the weight was judged"
+        return Evidence(f"certificate/{name}", None if lse is None else True, result.measure(), reason)
     return Evidence(f"certificate/{name}", result.passed, result.measure(), result.message)

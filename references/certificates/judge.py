@@ -8,9 +8,9 @@ output dtype):
     u (|S1| + |S2|)        two legs whose partial outputs are rounded; each 0 if representable
     u (2l - 2) B           a chain of l legs cut at unknown places, B the bound of any contiguous sum
                            (such chains are held to CHAIN_BUDGET)
-    u B sqrt(l)            the same where l is a heuristic's (`rounded_splits`): not a bound, the size of
-                           independent roundings; 0.25 for l = 64, 3 of 4 of them smaller by half. Measured
-                           residuals say whether THRESHOLD is still far. Special columns are not judged
+    6 s u B sqrt(l / 6)    l partial outputs at a heuristic's cuts (`rounded_splits`): no bound but six standard
+                           deviations of their sum. s = 0.425 as in error_bounds.py; a contiguous walk of
+                           bound B has size B / sqrt(6). l: one for SPLIT_KEYS keys, MOST_SPLITS at most
     2^-20 (|S1| + |S2|)    merge weights from an fp32 LSE
     2 r |s|max sum_bound   relative error r of scores: hardware tanh, keys scaled by no power of two
 
@@ -37,6 +37,9 @@ BUDGET = 0.1
 CHAIN_BUDGET = 0.25  # more than two legs: every plain column would pass BUDGET
 PROOF = 0.45  # with errors of scores: still short of THRESHOLD
 ALMOST_EXACT = 2.0**-12  # beside a spacing of outputs, in units of S
+SPLIT_KEYS = 128  # the fewest keys that FlashInfer's planner gives a split (scheduler.cuh, min_kv_chunk_size)
+MOST_SPLITS = 132  # it aims at two CTAs a multiprocessor, and a Hopper GPU has 132, for at least two kv heads
+SPLIT_SPREAD = 6 * 0.425 / 6**0.5
 MERGE_WEIGHT_ERROR = 2.0**-20
 FP32_LSE_ULPS = 4  # roundings on the way to an LSE: the sum, its logarithm, the maximum added, the legs'
 CHUNK_ELEMENTS = 1 << 24
@@ -109,7 +112,15 @@ def _code_residual(
     budget *= 2 * traits.out_ulp  # a kernel declared good to k ulp only
     limit = CHAIN_BUDGET if traits.merge_legs > 2 else BUDGET * max(1.0, 2 * traits.out_ulp)
     scores = 2 * score_error(case, traits) * built.max_score * built.sum_bound
-    return residual, (budget <= limit) & (budget + scores < PROOF) & (weight > 0)
+    return residual, (budget <= limit) & (budget + scores + _splits(case, built, at, traits) < PROOF) & (weight > 0)
+
+
+def _splits(case: AttentionCase, built: CertificateData, at: slice, traits: KernelTraits) -> Tensor:
+    """What rounded split-kv partials may add, in units of S: fp64 [rows, 1, 1]."""
+    keys = (built.intervals.end - built.intervals.begin)[at].double()
+    splits = torch.ceil(keys / SPLIT_KEYS).clamp(max=MOST_SPLITS)
+    size = SPLIT_SPREAD * UNIT_ROUNDOFF[case.dtype] * built.sum_bound * splits.sqrt()
+    return torch.where(splits > 1, size, 0.0)[:, None, None] * traits.rounded_splits
 
 
 def _rounding(case: AttentionCase, code: Tensor, weight: Tensor, may_be_exact: bool = True) -> Tensor:
