@@ -48,6 +48,7 @@ from torch import Tensor
 from cases.ragged import query_rows
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase
+from references.by_rows import row_slices
 from references.golden import GoldenOutput, golden_attention
 from references.moments import RowMoments
 from references.traits import UNIT_ROUNDOFF, KernelTraits, is_power_of_two
@@ -56,7 +57,6 @@ from references.visibility import visible_count
 C1 = 2.55  # 6 standard deviations; largest error/bound where it decides: 0.72 (head_dim 96, n = 77, bf16)
 C_UNDERFLOW = 6.0  # standard deviations of an error uniform within +-f are f/sqrt(3): more than 10 of them
 FP32_ROUNDINGS = 8.0  # exp, sum, reciprocal, product, twice; fp32 kernels reach 0.19 of the bound
-CPU_ELEMENTS = 1 << 14  # of an output worked on at a time on a CPU: some arrays of 128 KiB
 LSE_ROUNDINGS = 4.0  # logarithm, maximum added, merge, change of base; with the rest, 0.91 of the bound
 UNDERFLOW = {"float16": 2.0**-25, "float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}
 FP32_FLUSH = 2.0**-126
@@ -77,16 +77,10 @@ def row_bounds(
     what they hold is the adapter's to declare.
     """
     moments, count = _moments(case, data, golden), _count(case, golden.out.device)
-    rows, out = out_rows(golden.out), golden.out
-    if rows >= out.shape[0]:
-        return _row_bounds(case, out, moments, count, traits, statistical)
-    pieces = [slice(at, at + rows) for at in range(0, out.shape[0], rows)]
-    return torch.cat([_row_bounds(case, out[at], moments.slice(at), count[at], traits, statistical) for at in pieces])
-
-
-def out_rows(out: Tensor) -> int:
-    """Rows of `out` [total_q, Hq, Dvo] to work on at a time: what a CPU's cache holds, elsewhere all."""
-    return max(1, CPU_ELEMENTS // max(1, out[0].numel())) if out.device.type == "cpu" else out.shape[0]
+    out = golden.out
+    return torch.cat(
+        [_row_bounds(case, out[at], moments.slice(at), count[at], traits, statistical) for at in row_slices(out)]
+    )
 
 
 def _row_bounds(
