@@ -35,7 +35,8 @@ def compare_output(case: AttentionCase, out: Tensor, golden: Tensor, atol: float
     if wrong_shape:
         return Evidence("atol", False, {"atol": atol}, wrong_shape)
     # What is not finite, and only that, leaves an error that is not: the common case needs no second look.
-    by_head = torch.cat([_error(out[at], golden[at]).amax(-1) for at in row_slices(out)]).nan_to_num(nan=torch.inf)
+    by_head = torch.cat([_error(out[at], golden[at]).amax(-1) for at in row_slices(out)])
+    by_head = by_head.nan_to_num(nan=torch.inf, posinf=torch.inf)
     worst, largest = _read(by_head.argmax(), by_head.max())
     place = row_place(case, *divmod(int(worst), case.num_qo_heads))
     measure: dict[str, Any] = {"atol": atol, "worst": place, "max_abs_diff": None}
