@@ -6,7 +6,9 @@ out[row, head, d] is m / n with m how often that key was attended to and n how m
 smallest non-zero value is 1/n. Unused slots hold zeros: what they take is missing from the sum. One run
 with a 1 in every column gives that share, and one per kv head says whose V each query head reads.
 
-Exact while an output tells m/n from (m+1)/n, which in bf16 holds for every m up to 64.
+How often a key was attended to is exact in bf16 up to 64 times, at any n; the number of stale slots while
+an output tells 1/n from 1/(n+1), which is up to about n = 250 (beyond, that there are some shows until they are fewer
+than one in 500).
 """
 
 from __future__ import annotations

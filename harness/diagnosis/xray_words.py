@@ -111,6 +111,9 @@ def say_differences(case: AttentionCase, differences: list[RowDifference], limit
 def _side(case: AttentionCase, some: list[RowDifference], name: str) -> str:
     """Where those keys lie, if all of them lie there."""
     pairs = [(d, key) for d in some for key in getattr(d, name)]
+    page = _whole_page(case, {(d.request, getattr(d, name)) for d in some})
+    if page is not None:
+        return f", page {page} of the request"
     left = case.window_left
     if name == "extra":
         if left is not None and all(key < d.position - left for d, key in pairs):
@@ -122,6 +125,16 @@ def _side(case: AttentionCase, some: list[RowDifference], name: str) -> str:
     elif all(key < case.requests[d.request].prefix_len for d, key in pairs):
         return ", all in the cached prefix" if any(r.extend_len > 1 for r in case.requests) else ""
     return ""
+
+
+def _whole_page(case: AttentionCase, keys: set[tuple[int, tuple[int, ...]]]) -> int | None:
+    """The logical page that all of the keys make up, to its end or the request's, or None."""
+    if len(keys) != 1 or case.page_size == 1:
+        return None
+    request, members = next(iter(keys))
+    first, size = members[0], case.page_size
+    whole = range(first, min(first + size, case.requests[request].kv_len))
+    return first // size if first % size == 0 and list(members) == list(whole) else None
 
 
 def _more(some: list[RowDifference]) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from cases.schema import AttentionCase, Poison
 from harness.adapters.protocol import Adapter
 from harness.adapters.registry import load_adapter, match
@@ -17,6 +15,7 @@ from harness.faults.registry import plant
 from harness.judging.gather import gather_evidence
 from harness.running.examine import AdapterFailure, DoesNotFit, Examiner, Stopwatch, adapter_at_work
 from harness.running.options import RunOptions
+from harness.running.worker import pick_device
 
 EMULATED = ("*@emulated",)
 ATOL, LSE, BOUND, CERTIFICATE = "atol", "lse", "bound", "certificate"
@@ -71,7 +70,7 @@ class Range:
 
     def examiner(self, case: AttentionCase, name: str, fault: Fault) -> Examiner:
         adapter, change = self.planted(name, fault)
-        device = torch.device("cpu" if name.endswith("@emulated") else "cuda")
+        device = pick_device(adapter)
         return Examiner(case, adapter, device, Stopwatch(device, lambda _stage: None), change)
 
     def shoot(self, case: AttentionCase, name: str, fault: Fault, *, tell_poison: bool = False) -> Shot | None:

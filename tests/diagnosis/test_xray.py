@@ -8,6 +8,8 @@ from cases.schema import AttentionCase, Mode, Request
 from harness.diagnosis.rendering import fits_text, save_picture, text_picture, worst_place
 from harness.diagnosis.xray import LEVEL, attended_matrix, expected_matrix
 from harness.diagnosis.xray_words import guess_class, row_differences, say_differences
+from harness.faults.catalogue.building import kernel
+from harness.faults.protocol import Fault, FaultClass
 from harness.faults.registry import load_fault
 
 FA3, FA4, MERGE = "flash-attn-3@emulated", "flash-attn-4@emulated", "flashinfer-swa-merge@emulated"
@@ -77,6 +79,13 @@ def test_another_requests_keys(examiner_of):
     first = differences[0]
     assert {request for request, _ in first.foreign} == {1}
     assert "attends to keys 0..3 of request 1" in say_differences(case, differences)[0]
+
+
+def test_a_missing_page_is_told_as_one(examiner_of):
+    case = AttentionCase(requests=(Request(17, 1),), mode=Mode.DECODE)
+    without = Fault("x", FaultClass.OTHER, "x", on_kernel=kernel(mask=lambda tile, seen: seen & (tile.positions >= 16)))
+    differences = row_differences(look(examiner_of(case, FA3, without)))
+    assert say_differences(case, differences) == ["keys 0..15 of request 0 are missing, page 0 of the request"]
 
 
 def test_stale_slots(examiner_of):

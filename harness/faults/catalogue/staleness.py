@@ -98,8 +98,9 @@ def mask_of_warm_up(kernel: str, previous: Any, new: Any) -> Any:
     starts = [0]
     for i, length in enumerate(new.kv_lens):
         starts.append(starts[-1] + -(-(new.qo_indptr[i + 1] - new.qo_indptr[i]) * length // 8))
-    packed = torch.full((starts[-1],), WARM_UP_MASK, dtype=torch.uint8)
-    return dataclasses.replace(new, packed_mask=packed, mask_indptr=torch.tensor(starts))
+    device = new.kv_indices.device
+    packed = torch.full((starts[-1],), WARM_UP_MASK, dtype=torch.uint8, device=device)
+    return dataclasses.replace(new, packed_mask=packed, mask_indptr=torch.tensor(starts, device=device))
 
 
 def _scale_differs(case: AttentionCase) -> bool:
