@@ -23,9 +23,13 @@ COMMANDS = {
     "explain": "explain:explain",
     "xray": "xray:xray",
     "faults": "faults:faults",
+    "fuzz": "fuzz:fuzz",
+    "promote": "promote:promote",
     "gate": "gate:gate",
     "report": "report:report",
     "oracle": "oracle:oracle",
+    "bisect": "bisect:bisect",
+    "bench": "bench:bench",
 }
 
 app = typer.Typer(
