@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-CPU_ELEMENTS = 1 << 14  # worked on at a time on a CPU: its cache then holds a dozen fp64 arrays of them
+CPU_ELEMENTS = 1 << 15  # worked on at a time on a CPU: its cache then holds a dozen fp64 arrays of them
 
 
 def row_slices(out: Tensor) -> list[slice]:

@@ -89,9 +89,10 @@ def _row_bounds(
     size, mass = out.abs(), moments.mass
     u_out = UNIT_ROUNDOFF[case.dtype]
     u_p = traits.p_roundoff(case.dtype) + _score_error(case, moments, traits)
-    spread = moments.squared_deviation(out)
+    square = out * out
+    spread = moments.squared_deviation(square)
     if statistical:
-        spread = torch.minimum(spread, moments.squared_spread(out).mul_(C1**2))
+        spread = torch.minimum(spread, moments.squared_spread(out, square).mul_(C1**2))
     bound = spread.sqrt_().mul_(u_p[..., None] if isinstance(u_p, Tensor) else u_p)
     bound.addcmul_(size, (u_p * mass + u_out * _output_roundings(case))[..., None])
     magnitude = moments.magnitude()

@@ -44,30 +44,30 @@ class RowMoments:
         """Those of some rows."""
         return RowMoments(*(getattr(self, name)[rows] for name in RowMoments.__dataclass_fields__))
 
-    def squared_spread(self, out: Tensor) -> Tensor:
-        """An upper bound of sum p^2 (v - out)^2, fp64 [total_q, Hq, Dvo]."""
-        return _expanded(self.p2v2.double(), self.p2v * out, self.p2[..., None], out)
-
     def spread(self, out: Tensor) -> Tensor:
-        """An upper bound of sum p |v - out|: sqrt(mass * sum p (v - out)^2)."""
-        return self.squared_deviation(out).sqrt_()
+        """An upper bound of sum p |v - out|, fp64 [total_q, Hq, Dvo]."""
+        return self.squared_deviation(out * out).sqrt_()
 
-    def squared_deviation(self, out: Tensor) -> Tensor:
-        """mass * sum p (v - out)^2, the square of `spread`."""
-        # Beside a sink, sum p v is still `out`: the sink's value is 0.
-        mass = self.mass[..., None]
-        return _expanded(self.pv2.double(), out * out, mass, out).mul_(mass)
+    def squared_spread(self, out: Tensor, square: Tensor | None = None) -> Tensor:
+        """An upper bound of sum p^2 (v - out)^2, fp64 [total_q, Hq, Dvo]; square: out^2, if it is there already.
+
+        sum w (v - c)^2 = second - 2 c first + c^2 zeroth, and what rounding may have taken from it.
+        """
+        second, cross, p2 = self.p2v2.double(), self.p2v * out, self.p2[..., None]
+        found = torch.addcmul(second, out * out if square is None else square, p2)
+        slack = torch.add(found, cross.abs(), alpha=2)
+        return found.sub_(cross, alpha=2).clamp_(min=0).add_(slack, alpha=CANCELLATION)
+
+    def squared_deviation(self, square: Tensor) -> Tensor:
+        """An upper bound of (sum p |v - out|)^2: mass * sum p (v - out)^2, the same way; square: out^2."""
+        # Beside a sink, sum p v is still `out`: the sink's value is 0. So c first is c^2.
+        second, mass = self.pv2.double(), self.mass[..., None]
+        slack = torch.addcmul(second, square, mass + 2)
+        return second.addcmul_(square, mass - 2).clamp_(min=0).add_(slack, alpha=CANCELLATION).mul_(mass)
 
     def magnitude(self) -> Tensor:
         """An upper bound of sum p |v|."""
         return (self.pv2 * (self.mass[..., None] * (1 + CANCELLATION))).sqrt_()
-
-
-def _expanded(second: Tensor, cross: Tensor, zeroth: Tensor, centre: Tensor) -> Tensor:
-    """sum w (v - c)^2 = second - 2 cross + c^2 zeroth with cross = c sum w v, and what rounding may have taken."""
-    square = centre * centre * zeroth
-    found = torch.sub(second, cross, alpha=2).add_(square).clamp_(min=0)
-    return found.add_(second.add_(square).add_(cross.abs(), alpha=2), alpha=CANCELLATION)
 
 
 class MomentSums:
