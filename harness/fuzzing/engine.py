@@ -28,6 +28,7 @@ from harness.errors import UsageError
 from harness.fuzzing.database import FoundInRound, WriteOnly
 from harness.fuzzing.finding import Finding, name_of, size_of
 from harness.fuzzing.kernels import Kernels
+from harness.fuzzing.polishing import polish
 from harness.fuzzing.signature import CaseFails, Known, edge_of, failure_type, kind_of, traits
 from harness.record import Record
 from harness.running.options import RunOptions
@@ -38,6 +39,7 @@ IDLE_ROUNDS = 3  # rounds in a row without a new case after which there is nothi
 HANG_LIMIT = 5.0  # seconds: the least that a case is given once one has hung
 RUN_EVERY = 10  # of the cases that a known hang or lost process covers, one in so many is run all the same
 INTERRUPTED = Explanation(("not explained: the session was interrupted.",))
+MOST_WITNESSES = 8
 LOST_IN_A_ROW = 300  # such cases in a row after which the session gives up
 
 
@@ -109,6 +111,7 @@ class Engine:
     _shrink_runs: int = 0
     _shrink_until: float = 0.0
     _first: dict[str, Record] = field(default_factory=dict)  # by kind, within a round
+    _trail: list[_Seen] = field(default_factory=list)  # what failed while shrinking, within a round
     _until: float = float("inf")
     _slowest: float = 0.0
     _hung: bool = False
@@ -134,6 +137,7 @@ class Engine:
     # -- rounds --------------------------------------------------------------------------------
     def _round(self, number: int) -> None:
         self._first.clear()
+        self._trail.clear()
         found, shared = FoundInRound(), self.options.database
         reuse = () if shared is None else (Phase.reuse,)
         climb = (Phase.target,) if self.options.use_target else ()
@@ -148,6 +152,7 @@ class Engine:
         try:
             database = found if shared is None else MultiplexedDatabase(found, WriteOnly(shared))
             failing = self._call((Phase.reuse, Phase.shrink), database, number) or failing
+            failing = [self._polished(record) for record in failing]
         except _Enough:
             stopped, failing = True, self._smallest(failing)
         finally:
@@ -190,6 +195,25 @@ class Engine:
     def _seed_of(self, number: int) -> int:
         text = f"{self.options.seed}/{self.options.shard}/{number}/{self.options.profile}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+    def _polished(self, record: Record) -> Record:
+        """The simplest case in reach of what Hypothesis left that fails in the same way."""
+        kind, best = kind_of(record), record
+
+        def fails(case: AttentionCase) -> bool:
+            nonlocal best
+            try:
+                if self.kernels.mend(case) != case:  # not supported as it is
+                    return False
+                self._check(case)
+            except CaseFails as failure:
+                if kind_of(failure.record) == kind:
+                    best = failure.record
+                    return True
+            return False
+
+        polish(record.case, fails)
+        return best
 
     # -- one case ------------------------------------------------------------------------------
     def _check(self, case: AttentionCase) -> None:
@@ -262,6 +286,8 @@ class Engine:
         if seen.record is not None and self.known:
             seen.known, seen.asked = self._name_of(record), len(self.known)
         self._seen[record.case.id] = seen
+        if self._shrinking and seen.record is not None:
+            self._trail.append(seen)
         return seen
 
     def _with_known(self, record: Record, seen: _Seen) -> Record:
@@ -277,8 +303,12 @@ class Engine:
         explained = [known for known in self.known if known.faults]
         if not explained:
             return None
-        at = self.kernels.which_known(record, self._run_options(), [known.faults for known in explained])
-        return None if at is None else explained[at].name
+        culprits = self.kernels.which_known(record, [known.faults for known in explained], self._run_options())
+        if culprits is None:
+            return None
+        for at, fault in culprits:
+            explained[at].prefer(fault)
+        return " and ".join(explained[at].name for at, _ in culprits)
 
     def _is_lost(self, case: AttentionCase) -> bool:
         """True for a case that is not run: a known hang or lost process covers it, and each costs a worker."""
@@ -316,22 +346,39 @@ class Engine:
             finding = self._finding(record, original, INTERRUPTED, drawn)
         else:
             confirmed = self._confirm(record, original)
-            told = self.kernels.explain(confirmed, original, self._run_options(), self.options.explain_seconds)
+            told = self.kernels.explain(
+                confirmed,
+                self._witnesses(record, original),
+                [known.faults for known in self.known if known.faults],
+                self._run_options(),
+                self.options.explain_seconds,
+            )
             if self.halt.is_set():
                 confirmed, told = record, INTERRUPTED
             finding = self._finding(confirmed.replace(explanation=told.lines), original, told, drawn)
-        earlier = next((known for known in self.known if self._is_same(finding, known)), None)
-        if earlier is not None:
-            earlier.faults = ()  # what was thought to explain it does not explain this one: go by looks
-            earlier.shapes.append(traits(finding.record.case))
+        shape, fault = traits(finding.record.case), finding.explanation.fault
+        earlier = next((known for known in self.known if fault is not None and known.fault == fault), None)
+        if earlier is not None:  # its fault explains this case too, but did not reproduce it when asked: go by looks
+            earlier.shapes.append(shape)
             for seen in self._seen.values():
                 seen.asked = 0
             return
-        told = finding.explanation
-        faults = () if told.fault is None else (told.fault, *told.equals)
+        faults = [] if fault is None else [fault, *finding.explanation.equals]
         self.findings.append(finding)
         self.listener.on_finding(finding)
-        self.known.append(Known(name_of(finding), kind, faults, [traits(finding.record.case)]))
+        self.known.append(Known(name_of(finding), kind, fault, faults, [] if faults else [shape]))
+
+    def _witnesses(self, record: Record, original: Record) -> list[Record]:
+        """Cases that failed in the same way on the way to `record`, from small to large, the original last."""
+        kind = kind_of(record)
+        trail = [
+            seen.record
+            for seen in self._trail
+            if seen.record is not None and seen.known is None and kind_of(seen.record) == kind
+        ]
+        trail.sort(key=lambda failed: size_of(failed.case))
+        some = [trail[at * (len(trail) - 1) // MOST_WITNESSES] for at in range(MOST_WITNESSES)] if trail else []
+        return [*{witness.case: witness for witness in (*some, original)}.values()]
 
     def _confirm(self, record: Record, original: Record) -> Record:
         """The shrunk case run again in a fresh process; the original if that alone still fails."""
@@ -355,11 +402,6 @@ class Engine:
             examples=drawn,
             shrink_runs=self._shrink_runs,
         )
-
-    def _is_same(self, finding: Finding, known: Known) -> bool:
-        if finding.explanation.fault is not None:
-            return finding.explanation.fault in known.faults[:1]
-        return known.looks_like(finding.kind, traits(finding.record.case))
 
 
 def _aim(record: Record) -> None:

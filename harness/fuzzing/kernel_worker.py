@@ -21,7 +21,7 @@ class FuzzWorker(Worker):
     """Answers, beside the requests of any worker:
 
     {"op": "explain", "record": {...}, ...}          -> {"explanation": {...}}
-    {"op": "which_known", "known": [[name]], ...}    -> {"known": index or null}
+    {"op": "which_known", "known": [[name]], ...}    -> {"known": [[index, name]] or null}
 
     {"op": "declare", ...}                           -> {"declaration": {...}}
     {"op": "mend", ...}                              -> {"case": {...} or null}, see harness.fuzzing.limits
@@ -54,8 +54,8 @@ class FuzzWorker(Worker):
         if op == "which_known":
             self.reply({"known": which_known(examiner, record, request["known"], self.range_)})
             return
-        original = Record.from_json(request["original"])
-        told = explain_record(examiner, record, original, self.range_, request["seconds"])
+        witnesses = [Record.from_json(body) for body in request["witnesses"]]
+        told = explain_record(examiner, record, witnesses, request["known"], self.range_, request["seconds"])
         self.reply({"explanation": {name: getattr(told, name) for name in TOLD}})
 
 

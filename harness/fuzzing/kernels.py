@@ -17,7 +17,7 @@ from harness.errors import UsageError
 from harness.faults.protocol import PlanFault
 from harness.faults.registry import equip
 from harness.faults.shots import Range
-from harness.fuzzing.explaining import ATTRIBUTION_SECONDS, explain_record, which_known
+from harness.fuzzing.explaining import SECONDS, Culprits, Groups, explain_record, which_known
 from harness.fuzzing.kernel_worker import FuzzWorkerProcess
 from harness.fuzzing.limits import Declaration, mend
 from harness.record import Record
@@ -49,11 +49,13 @@ class Kernels(Protocol):
         """The record of a run that is repeated twice if it fails, with its stability."""
         ...
 
-    def explain(self, record: Record, original: Record, options: RunOptions, seconds: float) -> Explanation:
-        """Why a record is not a PASS; `original` is that of the case that it was shrunk from."""
+    def explain(
+        self, record: Record, witnesses: Sequence[Record], known: Groups, options: RunOptions, seconds: float
+    ) -> Explanation:
+        """See harness.fuzzing.explaining."""
         ...
 
-    def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:
+    def which_known(self, record: Record, known: Groups, options: RunOptions) -> Culprits | None:
         """See harness.fuzzing.explaining."""
         ...
 
@@ -100,11 +102,18 @@ class WorkerKernels:
         self.worker.stop()  # the first run in a fresh process: what other cases left behind is gone
         return examine_with_reruns(self.worker, Job(case, self.adapter), options)
 
-    def explain(self, record: Record, original: Record, options: RunOptions, seconds: float) -> Explanation:
+    def explain(
+        self, record: Record, witnesses: Sequence[Record], known: Groups, options: RunOptions, seconds: float
+    ) -> Explanation:
         if _killed_its_process(record):
             return Explanation(("not explained: the case ends the process that would explain it.",))
-        more = {"record": record.to_json(), "original": original.to_json(), "seconds": seconds}
-        reply = self._ask("explain", record.case, options, seconds, more)
+        more = {
+            "record": record.to_json(),
+            "witnesses": [witness.to_json() for witness in witnesses],
+            "known": [list(group) for group in known],
+            "seconds": seconds,
+        }
+        reply = self._ask("explain", record.case, options, 4 * seconds + SECONDS, more)
         if reply is None or "explanation" not in reply:
             why = "the process ended, or took too long" if reply is None else reply.get("error", "no answer")
             return Explanation((f"not explained: {why}.",))
@@ -113,12 +122,13 @@ class WorkerKernels:
         }
         return Explanation(**told)
 
-    def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:
+    def which_known(self, record: Record, known: Groups, options: RunOptions) -> Culprits | None:
         if _killed_its_process(record):
             return None
         names = {"known": [list(group) for group in known], "record": record.to_json()}
-        reply = self._ask("which_known", record.case, options, ATTRIBUTION_SECONDS, names)
-        return None if reply is None else reply.get("known")
+        reply = self._ask("which_known", record.case, options, SECONDS, names)
+        culprits = None if reply is None else reply.get("known")
+        return None if culprits is None else [(at, name) for at, name in culprits]
 
     def _ask(
         self, op: str, case: AttentionCase | None, options: RunOptions, seconds: float, more: dict[str, Any]
@@ -162,11 +172,13 @@ class LocalKernels:
         stability = Stability.DETERMINISTIC if same else Stability.FLAKY
         return first.replace(stability=stability) if first.verdict.is_finding else first
 
-    def explain(self, record: Record, original: Record, options: RunOptions, seconds: float) -> Explanation:
+    def explain(
+        self, record: Record, witnesses: Sequence[Record], known: Groups, options: RunOptions, seconds: float
+    ) -> Explanation:
         del options
-        return explain_record(self._examiner(record.case), record, original, self.range, seconds)
+        return explain_record(self._examiner(record.case), record, witnesses, known, self.range, seconds)
 
-    def which_known(self, record: Record, options: RunOptions, known: Sequence[Sequence[str]]) -> int | None:
+    def which_known(self, record: Record, known: Groups, options: RunOptions) -> Culprits | None:
         del options
         return which_known(self._examiner(record.case), record, known, self.range)
 

@@ -14,9 +14,9 @@ LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 4096, 8192, 32768, 65536)
 
 
 def kind_of(record: Record) -> str:
-    """How a record failed, without its numbers: "values", "lse", "not finite", "poisoned", "timeout", "crash: ...".
+    """How a record failed, without its numbers: "wrong", "not finite", "poisoned", "timeout", "crash: ...".
 
-    Two cases that fail in different kinds are shrunk apart. Raises ValueError for a record that is no finding.
+    Which evidence saw it is no part of it: the certificates that a case is given change with its id. Two cases that fail in different kinds are shrunk apart. Raises ValueError for a record that is no finding.
     """
     if not record.verdict.is_finding:
         raise ValueError(f"a record with verdict {record.verdict} did not fail.")
@@ -27,7 +27,7 @@ def kind_of(record: Record) -> str:
     failed = [evidence for evidence in record.evidence if evidence.passed is False]
     if any("not_finite" in evidence.measure for evidence in failed):
         return "not finite"
-    return "lse" if failed and all(evidence.kind == "lse" for evidence in failed) else "values"
+    return "wrong"
 
 
 def _without_numbers(text: str) -> str:
@@ -109,13 +109,15 @@ class Known:
     """A finding that was set aside.
 
     name:   of the finding
-    faults: named faults any of which reproduces it, likeliest first; () where none does
-    shapes: traits of its shrunk case, and of later ones that turned out to be the same
+    fault:  the named fault that explains it, or None
+    faults: named faults any of which reproduces it, likeliest first; empty where none does
+    shapes: traits of shrunk cases that are this finding though no fault reproduces them
     """
 
     name: str
     kind: str
-    faults: tuple[str, ...]
+    fault: str | None
+    faults: list[str]
     shapes: list[frozenset[str]]
 
     @property
@@ -124,8 +126,13 @@ class Known:
         return self.kind == "timeout" or self.kind.startswith(LOST)
 
     def looks_like(self, kind: str, case_traits: frozenset[str]) -> bool:
-        """For a finding that nothing explains: the same kind, and everything that its shrunk case has."""
-        return not self.faults and self.kind == kind and any(shape <= case_traits for shape in self.shapes)
+        """For what no fault reproduces: the same kind, and everything that a shrunk case of this finding has."""
+        return self.kind == kind and any(shape <= case_traits for shape in self.shapes)
+
+    def prefer(self, fault: str) -> None:
+        """Put the fault that reproduced one more case first."""
+        self.faults.remove(fault)
+        self.faults.insert(0, fault)
 
 
 class CaseFails(Exception):
