@@ -16,21 +16,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from cases.batch import AttentionBatch
-from cases.recipes import LogicalData
+from cases.recipes import LogicalData, make_data
 from cases.schema import AttentionCase, Poison
 from harness.adapters.protocol import Adapter, AttentionOutput
 from harness.judging.certify import chosen_recipes, judge_certificate
 from harness.judging.compare import compare_bound, compare_lse, compare_output
+from harness.judging.kept import golden_of
 from harness.judging.tolerances import default_atol, lse_tolerance
 from harness.judging.traits import kernel_traits, row_sum_traits
 from harness.running.options import RunOptions
 from harness.verdict import Evidence
 from references.certificates import RECIPES
 from references.error_bounds import lse_bounds, row_bounds
-from references.golden import golden_attention
 
 
 class Watch(Protocol):
@@ -77,19 +76,23 @@ def gather_evidence(runs: Runs, options: RunOptions, poison: Poison) -> Outcome:
 def _own_data(runs: Runs, options: RunOptions, poison: Poison, atol: float) -> list[Evidence]:
     """The flat comparison first, then the row bound and the LSE, on the case's own data."""
     case, adapter = runs.case, runs.adapter
-    batch, output = runs.run(None, poison)
-    traits = kernel_traits(adapter)
+    with runs.watch.stage("draw"):
+        data = make_data(case, runs.device)
     with runs.watch.stage("golden"):
-        golden = golden_attention(case, batch.data, moments=True)
-        golden_lse = _golden_lse(adapter, batch, golden.lse)
+        golden = golden_of(case, data)
+        # By the adapter's convention for sinks.
+        without_sinks = data.sinks is not None and not adapter.lse_includes_sink
+        golden_lse = golden_of(case, data, sinks=False).lse if without_sinks else golden.lse
+    _, output = runs.run(data, poison)
+    traits = kernel_traits(adapter)
     with runs.watch.stage("judge"):
         flat = compare_output(case, output.out, golden.out, atol)
-        tolerance = lse_tolerance(golden_lse, lse_bounds(case, batch.data, golden, row_sum_traits(adapter)))
+        tolerance = lse_tolerance(golden_lse, lse_bounds(case, data, golden, row_sum_traits(adapter)))
         lse = compare_lse(case, output.lse, golden_lse, tolerance, adapter.lse_base, adapter.empty_row)
         if options.evidence == "atol":
             return [flat, lse]
         flat = dataclasses.replace(flat, decides=options.atol is not None or "not_finite" in flat.measure)
-        bounds = row_bounds(case, batch.data, golden, traits)
+        bounds = row_bounds(case, data, golden, traits)
         return [flat, compare_bound(case, output.out, golden.out, bounds), lse]
 
 
@@ -103,11 +106,3 @@ def _certificates(runs: Runs, options: RunOptions, poison: Poison) -> list[Evide
         with runs.watch.stage("judge"):
             evidence.append(judge_certificate(name, batch, built, output, runs.adapter.lse_base, traits))
     return evidence
-
-
-def _golden_lse(adapter: Adapter, batch: AttentionBatch, with_sink: Tensor) -> Tensor:
-    """Golden LSE [total_q, num_qo_heads] by the adapter's convention for sinks."""
-    if batch.data.sinks is None or adapter.lse_includes_sink:
-        return with_sink
-    data = batch.data
-    return golden_attention(batch.case, LogicalData(data.q, data.k, data.v, None)).lse
