@@ -16,7 +16,8 @@ LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 4096, 8192, 32768, 65536)
 def kind_of(record: Record) -> str:
     """How a record failed, without its numbers: "wrong", "not finite", "poisoned", "timeout", "crash: ...".
 
-    Which evidence saw it is no part of it: the certificates that a case is given change with its id. Two cases that fail in different kinds are shrunk apart. Raises ValueError for a record that is no finding.
+    Two cases that fail in different kinds are shrunk apart. Which evidence saw it is no part of it: the
+    certificates that a case is given change with its id. Raises ValueError for a record that is no finding.
     """
     if not record.verdict.is_finding:
         raise ValueError(f"a record with verdict {record.verdict} did not fail.")
