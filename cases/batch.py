@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -155,17 +156,29 @@ class _Index:
 
 def _make_index(case: AttentionCase, device: torch.device) -> _Index:
     """Computed on the host and uploaded in two copies, or on the device where there is much of it."""
+    paging, wide, small = _places(case, str(device))
+    rows, (*lengths, table) = uploaded(device, *wide), uploaded(device, *small)
+    if rows[0] is wide[0]:  # a batch is its adapter's to write to; what is kept is not
+        rows = tuple(row.clone() for row in rows)
+    if table is small[-1]:
+        *lengths, table = (each.clone() for each in small)
+    paging = replace(paging, page_table=table.view_as(paging.page_table))
+    return _Index(paging, rows[0], rows[1], rows[2], Rows(rows[3], rows[4]), rows[5], rows[6], *lengths)
+
+
+@functools.lru_cache(maxsize=2)
+def _places(case: AttentionCase, device: str) -> tuple[Paging, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Paging on the host, and what _Index holds, int64 and int32. Kept: a case is built once per certificate."""
     paging = make_paging(case, "cpu")
     prefix_lens = [r.prefix_len for r in case.requests]
     # Prefix slots are written too: only what stays unused needs stale rows.
     unused = [count * case.page_size - start for count, start in zip(paging.owned, prefix_lens, strict=True)]
-    at = torch.device("cpu") if case.total_kv + sum(unused) <= ON_HOST else device
+    at = "cpu" if case.total_kv + sum(unused) <= ON_HOST else device
     here = replace(paging, page_table=paging.page_table.to(at))
     start = indptr([r.kv_len for r in case.requests], at, torch.int64)
     prefix, new = packed_rows(prefix_lens, [0] * case.num_requests, at), query_rows(case, at)
     stale = packed_rows(unused, prefix_lens, at)
-    rows = uploaded(
-        device,
+    wide = (
         here.slots(prefix),
         start[prefix.request] + prefix.position,
         here.slots(stale),
@@ -174,10 +187,8 @@ def _make_index(case: AttentionCase, device: torch.device) -> _Index:
         start[new.request] + new.position,
     )
     extend_lens = [r.extend_len for r in case.requests]
-    small = (indptr(extend_lens), *(torch.tensor(lens, dtype=torch.int32) for lens in (prefix_lens, extend_lens)))
-    *lengths, table = uploaded(device, *small, paging.page_table.flatten())
-    paging = replace(paging, page_table=table.view_as(paging.page_table))
-    return _Index(paging, rows[0], rows[1], rows[2], Rows(rows[3], rows[4]), rows[5], rows[6], *lengths)
+    lengths = (indptr(extend_lens), *(torch.tensor(lens, dtype=torch.int32) for lens in (prefix_lens, extend_lens)))
+    return paging, wide, (*lengths, paging.page_table.flatten())
 
 
 def _pool(case: AttentionCase, paging: Paging, head_dim: int, device: torch.device) -> Tensor:
