@@ -1,0 +1,181 @@
+"""The bench measures what it says, on cases that are the same everywhere. No figure is an absolute time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cases.recipes import make_data
+from harness.adapters.registry import load_adapter
+from harness.bench import measure as measuring
+from harness.bench.growth import AXES, growth, growth_case
+from harness.bench.measure import Series, measure, stage_seconds
+from harness.bench.mixes import MIXES, Mix, chosen_mixes
+from harness.bench.rendering import key, read_baseline
+from harness.bench.shared import measure_shared
+from harness.bench.straight import eager_reference, straight_batch, straight_check
+from harness.cli.main import app, register
+from harness.errors import UsageError
+from references.golden import golden_attention
+
+ADAPTER = "flashinfer-swa-merge@emulated"
+CPU = torch.device("cpu")
+SMALL = Mix("short", "small enough for a test", 3, 48, 8, window_left=15)
+
+
+@pytest.fixture(autouse=True)
+def small_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIXES, "short", SMALL)
+
+
+@pytest.mark.parametrize("mix", [mix for mix in MIXES.values() if mix.name != "short"], ids=lambda mix: mix.name)
+def test_mixes_hold_what_they_say(mix: Mix) -> None:
+    for case in mix.cases(20):
+        assert case.num_requests == mix.requests
+        assert case.max_kv_len <= mix.longest
+        assert case.max_extend_len <= mix.new_rows
+    assert len({case.id for case in mix.cases(20)}) == 20
+
+
+def test_serving_is_skewed_and_long_is_long() -> None:
+    lengths = sorted(r.kv_len for case in MIXES["serving"].cases(20) for r in case.requests)
+    assert lengths[len(lengths) // 2] < 1024 < 6144 < lengths[-1]
+    assert {tuple(r) for r in MIXES["long"].case(3).requests} == {(131072, 64)}
+
+
+def test_a_mix_is_the_same_everywhere() -> None:
+    assert MIXES["serving"].case(7).id == "e9d31eddcbf0"
+
+
+def test_an_unknown_mix_is_refused() -> None:
+    with pytest.raises(UsageError, match="there is no mix 'huge'; use short"):
+        chosen_mixes(["huge"])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_straight_reference_is_right(causal: bool) -> None:
+    case = SMALL.case(1).replace(causal=causal)
+    data = make_data(case, "cpu")
+    exact = golden_attention(case, data).out
+    assert float((eager_reference(case, data, torch.float64) - exact).abs().max()) < 1e-12
+    assert 0 < float((eager_reference(case, data, torch.float32) - exact).abs().max()) < 1e-5
+
+
+def test_the_straight_loop_runs_the_adapter_on_its_own_batch() -> None:
+    adapter = load_adapter(ADAPTER)
+    case = SMALL.case(2)
+    assert 0 < straight_check(case, adapter, CPU, torch.float64) < 0.02
+    batch = straight_batch(case, CPU)
+    batch.data.q.zero_()  # so that the answers part if the reference and the adapter do not share inputs
+    out = adapter.run(adapter.plan(batch), batch).out
+    assert float((out.double() - eager_reference(case, batch.data, torch.float64)).abs().max()) < 0.02
+
+
+def test_stages_add_up() -> None:
+    measured = measure(SMALL, load_adapter(ADAPTER), CPU, cases=3, runs=2, seconds=30)
+    assert len(measured.rate.rates) == 2
+    assert measured.verdicts == {"PASS": 6}
+    assert sum(measured.shares.values()) == pytest.approx(1)
+    assert all(measured.seconds[name] > 0 for name in measuring.STAGES if name != "other")
+    assert 0 < measured.harness_share < 1
+    body = json.loads(json.dumps(measured.to_json()))
+    for name, ratio in body["ratio_to_loops"].items():
+        assert ratio == pytest.approx(body["cases_per_second"]["median"] / body["loops"][name]["median"])
+
+
+def test_a_slow_stage_shows_in_its_own_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import time
+
+    from harness.judging import kept
+    from harness.record import RecordWriter
+    from harness.running.options import RunOptions
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        time.sleep(0.2)
+        return golden_attention(*arguments, **options)
+
+    monkeypatch.setattr(kept, "golden_attention", slow)
+    writer = RecordWriter(tmp_path / "records.jsonl")
+    stages = stage_seconds(SMALL.cases(2, 900), load_adapter(ADAPTER), CPU, RunOptions(evidence="bound"), writer)
+    assert stages["golden"] >= 0.2
+    assert max(stages, key=lambda name: stages[name]) == "golden"
+
+
+def test_wrong_answers_are_no_speed() -> None:
+    class Wrong:
+        def __init__(self) -> None:
+            self.inner = load_adapter(ADAPTER)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def run(self, plan: Any, batch: Any) -> Any:
+            output = self.inner.run(plan, batch)
+            output.out.mul_(2)
+            return output
+
+    with pytest.raises(UsageError, match="3 WRONG instead of PASS, so its speed says nothing"):
+        measure(SMALL, Wrong(), CPU, cases=3, runs=1, loops=False)
+
+
+def test_median_and_spread() -> None:
+    series = Series((4.0, 5.0, 10.0))
+    assert series.median == 5.0
+    assert series.spread == pytest.approx(6 / 5)
+    with pytest.raises(UsageError, match="nothing was measured"):
+        Series(())
+
+
+def test_growth_varies_one_axis_at_a_time() -> None:
+    for axis, values in AXES.items():
+        cases = [growth_case(axis, value, 0) for value in values]
+        sizes = {
+            "tokens": [case.total_kv for case in cases],
+            "requests": [case.num_requests for case in cases],
+            "heads": [case.num_qo_heads for case in cases],
+        }
+        assert sizes.pop(axis) == list(values)
+        assert all(len(set(others)) == 1 for others in sizes.values()), axis
+    first = next(growth(load_adapter(ADAPTER), CPU, repeats=1, seconds=0.001))
+    assert (first["axis"], first["value"]) == ("tokens", 1024)
+    assert first["milliseconds"]["golden"] > 0
+
+
+def test_processes_together() -> None:
+    series = measure_shared("short", ADAPTER, 2, runs=1, seconds=0.5)
+    assert len(series.rates) == 1
+    with pytest.raises(UsageError, match="ended before its time"):
+        measure_shared("short", "no-such-adapter", 1, runs=1, seconds=0.5)
+
+
+def invoke(*arguments: str) -> Any:
+    register("bench")
+    return CliRunner().invoke(app, ["bench", *arguments])
+
+
+def test_the_command_writes_what_it_can_compare_with(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    small = ("--cases", "2", "--runs", "1", "--no-loops")
+    first = invoke(*small, "--output", str(path))
+    assert first.exit_code == 0, first.output
+    assert "cases/s" in first.output
+    body = json.loads(path.read_text(encoding="utf-8"))
+    (row,) = body["measurements"]
+    assert read_baseline(path) == {key(row): row["cases_per_second"]["median"]}
+    again = invoke(*small, "--baseline", str(path))
+    assert again.exit_code == 0, again.output
+    assert "x baseline" in again.output
+
+
+def test_bad_baselines_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("[1, 2]", encoding="utf-8")
+    with pytest.raises(UsageError, match="holds no bench"):
+        read_baseline(other)
+    with pytest.raises(UsageError, match="cannot read the baseline"):
+        read_baseline(tmp_path / "missing.json")
