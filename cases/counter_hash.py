@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cases import hash_kernels
+from cases.hash_kernels import SUM_OF_FOUR_FACTOR, SUM_OF_FOUR_MEAN
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -68,55 +69,15 @@ def bits(rows: Tensor, columns: int) -> Tensor:
     return mix(rows[:, None] + counter)
 
 
-# Four 16-bit uniforms: mean 4 * (2^16-1)/2, variance 4 * (2^32-1)/12.
-_SUM_OF_FOUR_MEAN = 2 * (2**16 - 1)
-_SUM_OF_FOUR_STD = ((2**32 - 1) / 3) ** 0.5
+# Elements hashed at a time, where none of the faster ways applies: bounds memory.
+_CHUNK = 1 << 25
 
 
-# Elements hashed at a time. On a CPU the int64 intermediates then stay in its cache (18 times faster
-# than in one piece, measured on 4200 rows of 1024); elsewhere it only bounds memory.
-_CHUNK = {"cpu": 1 << 16}
-_CHUNK_ELSEWHERE = 1 << 25
-
-
-def _by_chunks(rows: Tensor, columns: int, finish: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> Tensor:
-    """finish(bits, scratch) for a slice of the rows at a time: each number depends on its place alone.
-
-    `finish` may write to both, int64 [slice, columns]. The steps are those of `bits`, in place: allocating costs a
-    third of the time.
-    """
-    chunk = _CHUNK.get(rows.device.type, _CHUNK_ELSEWHERE)
-    step = max(1, min(rows.numel(), chunk // max(1, columns)))
-    out = torch.empty((rows.numel(), columns), dtype=dtype, device=rows.device)
-    counter = torch.arange(1, columns + 1, dtype=torch.int64, device=rows.device) * _STEP
-    held = torch.empty((2, step, columns), dtype=torch.int64, device=rows.device)
-    for start in range(0, rows.numel(), step):
-        part = rows[start : start + step, None]
-        x, scratch = held[:, : part.shape[0]]
-        torch.add(part, counter, out=x)
-        for shift, factor in ((30, _MUL1), (27, _MUL2), (31, 1)):
-            torch.bitwise_right_shift(x, shift, out=scratch)
-            scratch &= (1 << (64 - shift)) - 1  # the logical shift, as in _xor_shift
-            x ^= scratch
-            if factor != 1:
-                x *= factor
-        out[start : start + step] = finish(x, scratch)
-    return out
-
-
-_EVEN_LANES = 0x0000FFFF0000FFFF
-
-
-def _normal(x: Tensor, scratch: Tensor) -> Tensor:
-    torch.bitwise_right_shift(x, 16, out=scratch)
-    scratch &= _EVEN_LANES
-    x &= _EVEN_LANES
-    x += scratch  # two sums of two, 32 bits apart
-    torch.bitwise_right_shift(x, 32, out=scratch)
-    x &= 0xFFFFFFFF
-    x += scratch
-    x -= _SUM_OF_FOUR_MEAN
-    return x.to(torch.float32).mul_(1 / _SUM_OF_FOUR_STD)
+def _by_chunks(rows: Tensor, columns: int, draw: Callable[[Tensor], Tensor]) -> Tensor:
+    """draw(bits) for a slice of the rows at a time: each number depends on its place alone."""
+    step = max(1, _CHUNK // max(1, columns))
+    parts = [draw(bits(rows[start : start + step], columns)) for start in range(0, max(1, rows.numel()), step)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def normal(rows: Tensor, columns: int) -> Tensor:
@@ -125,15 +86,22 @@ def normal(rows: Tensor, columns: int) -> Tensor:
     The sum is an exact integer and the product rounds once, so it is the same everywhere; a division
     would not be: CUDA multiplies by the reciprocal where a CPU divides.
     """
-    drawn = hash_kernels.fused("normal", rows, columns)
-    return _by_chunks(rows, columns, _normal, torch.float32) if drawn is None else drawn
+    drawn = hash_kernels.fast("normal", rows, columns)
+    return _by_chunks(rows, columns, normal_of_bits) if drawn is None else drawn
 
 
-def _signs(x: Tensor, _scratch: Tensor) -> Tensor:
-    return x.bitwise_right_shift_(63).mul_(2).add_(1)
+def normal_of_bits(x: Tensor) -> Tensor:
+    """float32 from int64 bits: the definition of `normal`."""
+    total = (x & 0xFFFF) + ((x >> 16) & 0xFFFF) + ((x >> 32) & 0xFFFF) + ((x >> 48) & 0xFFFF)
+    return (total - SUM_OF_FOUR_MEAN).to(torch.float32) * SUM_OF_FOUR_FACTOR
 
 
 def signs(rows: Tensor, columns: int) -> Tensor:
-    """int64 [n, columns] of independent +1 and -1."""
-    drawn = hash_kernels.fused("signs", rows, columns)
-    return _by_chunks(rows, columns, _signs, torch.int64) if drawn is None else drawn.long()
+    """float32 [n, columns] of independent +1 and -1."""
+    drawn = hash_kernels.fast("signs", rows, columns)
+    return _by_chunks(rows, columns, signs_of_bits) if drawn is None else drawn
+
+
+def signs_of_bits(x: Tensor) -> Tensor:
+    """float32 from int64 bits: the definition of `signs`, by the highest."""
+    return (((x >> 63) << 1) + 1).to(torch.float32)

@@ -1,8 +1,8 @@
-"""The hashes of cases/counter_hash.py as one GPU kernel each, where Triton is there.
+"""Faster ways to the numbers of cases/counter_hash.py, where there are any: NumPy on a CPU, one Triton kernel on a GPU.
 
 In torch a number takes about forty passes over 64-bit integers; drawing a case then costs a GPU more than
-running it. The kernel does the same integer operations in registers. counter_hash remains the
-definition: without Triton it is used, and a test on a GPU compares the bits.
+running it. The kernels do the same integer operations in registers. counter_hash remains the
+definition: what is here is compared with its bits, and without Triton it is used.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cases import hash_numpy
+
 BLOCK = 1024
 
 
-def fused(kind: str, rows: Tensor, columns: int) -> Tensor | None:
-    """float32 [n, columns] of counter_hash.normal ("normal") or signs ("signs"), or None where no kernel can be had.
+# Four 16-bit uniforms: mean 4 * (2^16-1)/2, variance 4 * (2^32-1)/12.
+SUM_OF_FOUR_MEAN = 2 * (2**16 - 1)
+SUM_OF_FOUR_FACTOR = 1 / ((2**32 - 1) / 3) ** 0.5
 
-    rows: int64 [n] row keys, on a GPU.
+
+def fast(kind: str, rows: Tensor, columns: int) -> Tensor | None:
+    """float32 [n, columns] of counter_hash.normal ("normal") or signs ("signs"), or None where there is no faster way.
+
+    rows: int64 [n] row keys.
     """
+    if rows.device.type == "cpu":
+        return hash_numpy.draw(rows, columns, kind, SUM_OF_FOUR_MEAN, SUM_OF_FOUR_FACTOR)
     kernels = _kernels() if rows.device.type == "cuda" else None
     if kernels is None:
         return None

@@ -25,7 +25,7 @@ def draw(rows, out, count, columns, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
     x = _mix(key + counter * 0x9E3779B97F4A7C15)
     if NORMAL:
         total = (x & 0xFFFF) + ((x >> 16) & 0xFFFF) + ((x >> 32) & 0xFFFF) + (x >> 48)
-        # The integer is exact in fp32, and one product rounds once (counter_hash._SUM_OF_FOUR_*).
+        # The integer is exact in fp32, and one product rounds once (SUM_OF_FOUR_* of hash_kernels).
         value = (total.to(tl.int32) - 131070).to(tl.float32) * 2.6428997921303014e-05
     else:
         value = tl.where(x >> 63 == 1, -1.0, 1.0)

@@ -1,4 +1,4 @@
-"""The fused kernel draws the bits that cases/counter_hash.py defines."""
+"""The faster ways draw the bits that cases/counter_hash.py defines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ import sys
 import pytest
 import torch
 
-from cases import counter_hash, hash_kernels
+from cases import counter_hash, hash_kernels, hash_numpy
 
-pytest.importorskip("triton", reason="not run: needs Triton")
+
+@pytest.mark.parametrize("columns", [0, 1, 3, 64, hash_numpy.CHUNK + 1])
+@pytest.mark.parametrize("rows", [0, 1, 37])
+def test_numpy(rows: int, columns: int) -> None:
+    place = torch.arange(rows)
+    keys = counter_hash.row_keys(counter_hash.stream_key(5, "q"), place % 5, place * 1000003)
+    bits = counter_hash.bits(keys, columns)
+    assert torch.equal(counter_hash.normal(keys, columns), counter_hash.normal_of_bits(bits))
+    assert torch.equal(counter_hash.signs(keys, columns), counter_hash.signs_of_bits(bits))
+    strided = keys.repeat_interleave(2)[::2]
+    assert torch.equal(counter_hash.normal(strided, columns), counter_hash.normal_of_bits(bits))
+
 
 COMPARE = """
 import torch
@@ -26,14 +37,15 @@ for stream in (3, -5, plain.stream_key(1, "v"), plain.stream_key(2, "q")):
     row_keys[(1,)](place % 5, place * 1000003, keys, stream, 37, BLOCK)
     assert torch.equal(keys, plain.row_keys(stream, place % 5, place * 1000003)), stream
 for columns in (1, 64, 130):
-    for normal, definition in ((True, plain.normal), (False, plain.signs)):
+    for normal, of_bits in ((True, plain.normal_of_bits), (False, plain.signs_of_bits)):
         out = torch.empty(37, columns)
         draw[(-(-out.numel() // BLOCK),)](rows, out, out.numel(), columns, normal, BLOCK)
-        assert torch.equal(out.double(), definition(rows, columns).double()), (columns, normal)
+        assert torch.equal(out, of_bits(plain.bits(rows, columns))), (columns, normal)
 """
 
 
-def test_interpreted_on_a_cpu() -> None:
+def test_triton_interpreted_on_a_cpu() -> None:
+    pytest.importorskip("triton", reason="not run: needs Triton")
     # In a process of its own: the interpreter is chosen when a kernel is defined.
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", COMPARE], env=environment, capture_output=True, text=True, check=False)
@@ -48,7 +60,7 @@ def test_the_same_bits_on_a_gpu(columns: int) -> None:
     stream = counter_hash.stream_key(7, "k")
     rows = counter_hash.row_keys(stream, place % 3, place)
     assert torch.equal(counter_hash.row_keys(stream, (place % 3).cuda(), place.cuda()).cpu(), rows)
-    drawn = hash_kernels.fused("normal", rows.cuda(), columns)
+    drawn = hash_kernels.fast("normal", rows.cuda(), columns)
     assert drawn is not None, "no kernel was built; the warnings say why"
     assert torch.equal(drawn.cpu(), counter_hash.normal(rows, columns))
     assert torch.equal(counter_hash.signs(rows.cuda(), columns).cpu(), counter_hash.signs(rows, columns))
