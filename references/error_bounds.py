@@ -97,7 +97,7 @@ def _row_bounds(
     bound.addcmul_(size, (u_p * mass + u_out * _output_roundings(case))[..., None])
     magnitude = moments.magnitude()
     for term, factor in (
-        (_merge_term(traits, out, moments, magnitude), u_out),
+        (_merge_term(traits, out, size, moments, magnitude), u_out),
         (_split_term(traits, size, moments, magnitude, statistical), u_out),
         (_dequantised_values(case, moments, magnitude, traits, statistical), u_out),
     ):
@@ -153,11 +153,14 @@ def _output_roundings(case: AttentionCase) -> int:
 
 
 # Terms of the bound, in units of the output's roundoff; None where they do not apply.
-def _merge_term(traits: KernelTraits, out: Tensor, moments: RowMoments, magnitude: Tensor) -> Tensor | None:
+def _merge_term(
+    traits: KernelTraits, out: Tensor, size: Tensor, moments: RowMoments, magnitude: Tensor
+) -> Tensor | None:
     if traits.merge_legs == 1:
         return None
     if traits.merge_legs == 2:
-        return moments.leg.abs() + (out - moments.leg).abs_()
+        # |leg| + |out - leg|, as max(|a + b|, |a - b|)
+        return torch.maximum(size, torch.sub(out, moments.leg, alpha=2).abs_())
     return (traits.merge_legs - 1) * magnitude
 
 
