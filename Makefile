@@ -47,5 +47,7 @@ lint: $(SETUP)
 	$(BIN) -m ruff format --check .
 	$(BIN) -m mypy
 
+include tools/sglang.mk
+
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
