@@ -46,8 +46,7 @@ def answer_text(case: AttentionCase, *, flat: bool, lse: str | None) -> str:
         "bad = ~(error <= tol).all(-1)",
     ]
     if lse is not None:
-        lines.append("want_lse = torch.cat(want_lse)")
-        lines.append("bad |= ~((lse.double() - want_lse).abs() <= 1e-2)")
+        lines.append("bad |= ~((lse.double() - (want_lse := torch.cat(want_lse))).abs() <= 1e-2)")
     lines += [
         "row, head = bad.nonzero()[0].tolist() if bad.any() else (0, 0)",
         'print(f"{int(bad.any(1).sum())} of {len(want)} rows are wrong, largest error {float(error.max()):.4g}")',

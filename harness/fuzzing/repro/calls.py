@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cases.schema import AttentionCase, KvLayout
 
-_INDPTR = "def indptr(counts):\n    return torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32)\n"
+_INDPTR = "indptr = lambda counts: torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32)"
 
 
 def _window(case: AttentionCase) -> str:
@@ -112,9 +112,8 @@ def flash_attention(case: AttentionCase, name: str) -> str:
     head = f"""
 wide = max(1, {columns})
 table = torch.zeros((len(REQUESTS), wide), dtype=torch.int32, device=DEV)
-for i, ((p, e), pages) in enumerate(zip(REQUESTS, PAGES)):
-    n = -(-(p + e) // PAGE)
-    table[i, :n] = torch.tensor(pages[:n], dtype=torch.int32)
+for row, (p, e), pages in zip(table, REQUESTS, PAGES):
+    row[: -(-(p + e) // PAGE)] = torch.tensor(pages[: -(-(p + e) // PAGE)], dtype=torch.int32)
 cu_q = torch.tensor([0, *(e for _, e in REQUESTS)]).cumsum(0, dtype=torch.int32).to(DEV)
 used = torch.tensor([p + e for p, e in REQUESTS], dtype=torch.int32, device=DEV)
 {by_token}"""
@@ -134,8 +133,7 @@ table = (torch.arange(len(CAPTURED) * columns, dtype=torch.int32, device=DEV) % 
 def call():
 {_indented(_call(case, name))}    return out, lse
 
-
-call()
+call()  # compiled before it is captured
 torch.cuda.synchronize()
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
@@ -206,7 +204,8 @@ lse = lse.T if lse.shape[0] == HQ else lse"""
 
 def torch_flex(case: AttentionCase, compiled: bool) -> str:
     """flex_attention over all requests at once, packed."""
-    score = ", score_mod=lambda s, b, h, i, j: CAP * torch.tanh(s / CAP)" if case.logits_soft_cap else ""
+    cap = "score = lambda s, b, h, i, j: CAP * torch.tanh(s / CAP)\n" if case.logits_soft_cap else ""
+    score = ", score_mod=score" if case.logits_soft_cap else ""
     last = "base + at + 1" if case.causal else "end"
     first = "base" if case.window_left is None else "base + (at - WINDOW).clamp(min=0)"
     call = "torch.compile(flex_attention, dynamic=True, fullgraph=True)" if compiled else "flex_attention"
@@ -221,6 +220,6 @@ end = torch.cat([torch.full((e,), s + p + e) for s, (p, e) in zip(starts, REQUES
 first, last = {first}, {last}
 mask = create_block_mask(lambda b, h, i, j: (j >= first[i]) & (j < last[i]), None, None, len(q), total, device=DEV)
 q_, k, v = (x.transpose(0, 1)[None] for x in (q, torch.cat(K), torch.cat(V)))
-flex = {call}
+{cap}flex = {call}
 out = flex(q_, k, v, block_mask=mask, scale=SCALE, enable_gqa=HQ > HK{score})
 out = out[0].transpose(0, 1)"""

@@ -57,16 +57,14 @@ def _tensors(case: AttentionCase, flat: bool, seed: int, in_pool: str) -> str:
     ]
     if case.sinks:
         lines.append("SINKS = (torch.randn(HQ, device=DEV) + 1).bfloat16().float()")
+    stale_k = STALE[case.poison] if case.poison is not Poison.FINITE else "1.0"
     lines += [
-        f"k_pool = torch.full((NUM_PAGES, PAGE, HK, D), {outside}, dtype=DTYPE, device=DEV)",
-        f"v_pool = torch.full((NUM_PAGES, PAGE, HK, DV), {outside}, dtype=DTYPE, device=DEV)",
+        f"k_pool, v_pool = (torch.full((NUM_PAGES, PAGE, HK, d), {outside}, dtype=DTYPE, device=DEV) for d in (D, DV))",
         "SLOTS = [[page * PAGE + j for page in pages for j in range(PAGE)] for pages in PAGES]",
         "for (p, e), slots, k, v in zip(REQUESTS, SLOTS, K, V):",
-        f"    k_pool.view(-1, HK, D)[slots] = {STALE[case.poison] if case.poison is not Poison.FINITE else '1.0'}"
-        "  # owned slots without a key hold stale values",
-        f"    v_pool.view(-1, HK, DV)[slots] = {STALE[case.poison]}",
-        f"    k_pool.view(-1, HK, D)[slots[: {in_pool}]] = k[: {in_pool}]",
-        f"    v_pool.view(-1, HK, DV)[slots[: {in_pool}]] = v[: {in_pool}]",
+        f"    for pool, x, stale in ((k_pool, k, {stale_k}), (v_pool, v, {STALE[case.poison]})):",
+        "        pool.view(-1, *x.shape[1:])[slots] = stale  # what owned slots without a key hold",
+        f"        pool.view(-1, *x.shape[1:])[slots[: {in_pool}]] = x[: {in_pool}]",
     ]
     if case.kv_layout is KvLayout.HND:
         lines.append("k_pool, v_pool = (x.transpose(1, 2).contiguous() for x in (k_pool, v_pool))  # HND")

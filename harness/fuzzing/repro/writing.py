@@ -23,6 +23,7 @@ from harness.record import Record
 from harness.verdict import Verdict
 
 MAX_LINES = 80
+WIDE = 112  # columns of the docstring
 SECONDS = 300.0  # a first call may compile
 EMULATED = "@emulated"
 
@@ -112,10 +113,9 @@ def _docstring(finding: Finding) -> str:
         lines.append(f"Found on an emulation{planted}: run on the library, this says whether it has the same bug.")
     elif is_file_spec(finding.adapter):
         lines.append(f"Needs torch, and {ADAPTER} and {STAND_IN} beside this file.")
-    lines.append(f"Seen with {versions or 'torch'}. Exit code 1: still wrong; 0: right.")
-    # No word of a message may end the docstring.
-    plain = [textwrap.shorten(line.replace('"', "'").replace("\\", "/"), 220) for line in lines]
-    return "\n".join(part for line in plain for part in textwrap.wrap(line, 110))
+    lines.append(f"Exit code 1: still wrong. Seen with {versions or 'torch'}.")
+    plain = (line.replace('"', "'").replace("\\", "/") for line in lines)  # no message may end the docstring
+    return "\n".join(textwrap.shorten(line, WIDE) for line in plain)
 
 
 def shows(script: Path, record: Record, python: str = sys.executable) -> bool:

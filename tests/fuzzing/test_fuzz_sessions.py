@@ -1,0 +1,174 @@
+"""Sessions over real workers: what adapters do to their process costs one case, and everything found is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cases import AttentionCase
+from cases.corpus_io import load_case_file, load_corpus
+from harness.errors import UsageError
+from harness.fuzzing.findings import read_finding
+from harness.fuzzing.kernels import LocalKernels
+from harness.fuzzing.promoting import promote_finding
+from harness.fuzzing.session import Session, SessionOptions, SessionResult
+from harness.record import read_records
+from harness.running.options import RunOptions
+from harness.verdict import Verdict
+
+HERE = Path(__file__).parent
+MISBEHAVING = HERE.parent / "running" / "misbehaving.py"
+WRONG = HERE / "wrong_kernels.py"
+SWA = "flashinfer-swa-merge@emulated"
+
+
+def run_session(
+    tmp_path: Path, *adapters: str, fault: str | None = None, limit: float = 60.0, **more: object
+) -> SessionResult:
+    options = SessionOptions(adapters, **({"seed": 1, "examples": 2} | more))  # type: ignore[arg-type]
+    return Session(options, RunOptions(fault=fault, time_limit=limit), tmp_path).run()
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "says"),
+    [
+        ("Exits", Verdict.CRASH, "the worker died in run with exit code 3"),
+        ("Raises", Verdict.CRASH, "run raised RuntimeError: not supported"),
+        ("Hangs", Verdict.TIMEOUT, "no answer within 2 s in run"),
+    ],
+)
+def test_misbehaving_adapters_are_survived(tmp_path: Path, name: str, verdict: Verdict, says: str) -> None:
+    result = run_session(tmp_path, f"{MISBEHAVING}:{name}", limit=2.0)
+    assert [f.record.verdict for f in result.findings] == [verdict]
+    finding = result.findings[0]
+    assert says in finding.record.reason
+    assert finding.record.case.total_kv == 1
+    assert finding.record.adapter == name.lower()
+    assert result.cases == 2
+    text = (result.folders[0] / "explanation.txt").read_text()
+    assert f"--adapter {MISBEHAVING}:{name}" in text
+
+
+def test_two_adapters_two_workers_one_folder(tmp_path: Path) -> None:
+    good, bad = "flash-attn-2@emulated", f"{WRONG}:WindowOneTooLong"
+    result = run_session(tmp_path, good, bad, examples=8)
+    records = list(read_records(result.folder / "records.jsonl"))
+    made = [(r.adapter, r.case.id) for r in records]
+    assert {adapter for adapter, _ in made} == {good, "window-one-too-long"}
+    assert result.cases == 16
+    assert len(records) == 16 + len(result.findings)
+    assert [f.record.adapter for f in result.findings] == ["window-one-too-long"]
+    assert result.findings[0].explanation.fault == "window-one-too-wide"
+    session = json.loads((result.folder / "session.json").read_text())
+    assert (session["state"], session["cases"], len(session["findings"])) == ("ended", 16, 1)
+    coverage = json.loads((result.folder / "coverage.json").read_text())
+    assert coverage[good]["cases"] == 8
+    assert coverage[good]["edges"]["one request"] >= 1
+    assert "sinks" in coverage[good]["beyond"]
+    steps = list(read_records(result.folder / "shrinking.jsonl"))
+    assert len(steps) == result.shrink_runs
+
+
+def test_shards_of_one_adapter_keep_a_finding_once(tmp_path: Path) -> None:
+    def local(adapter: str, options: RunOptions, index: int) -> LocalKernels:
+        del index
+        return LocalKernels(adapter, options.fault)
+
+    options = SessionOptions((SWA,), seed=1, examples=9, workers=2)
+    session = Session(options, RunOptions(fault="window-one-too-wide"), tmp_path, make_kernels=local)
+    result = session.run()
+    assert [f.explanation.fault for f in result.findings] == ["window-one-too-wide"]
+    assert result.cases == 9
+
+
+def test_a_finding_folder_replays_and_is_promoted(tmp_path: Path) -> None:
+    result = run_session(tmp_path, f"{WRONG}:HeadsInterleaved", examples=12, seed=3)
+    folder = result.folders[0]
+    finding = read_finding(folder)
+    assert finding.case == load_case_file(folder / "case.json") == result.findings[0].record.case
+    assert load_case_file(folder / "original.json") == result.findings[0].original.case
+    assert finding.about["fault"] == "kv-heads-interleaved"
+    assert "repro.py was run and shows it." in (folder / "explanation.txt").read_text()
+
+    corpus = tmp_path / "corpus"
+    path = promote_finding(finding, reference="mine PR #7", corpus=corpus)
+    entry = load_corpus(corpus)[0]
+    assert (entry.name, entry.case) == (path.stem, finding.case)
+    assert (entry.provenance.project, entry.provenance.reference) == ("mine", "mine PR #7")
+    assert entry.provenance.fault_class == "layout / strides"
+    for again, says in ((None, "exists already"), ("other", "has this case already, as")):
+        with pytest.raises(UsageError, match=says):
+            promote_finding(finding, name=again, corpus=corpus)
+    with pytest.raises(UsageError, match="is no name for a corpus file"):
+        promote_finding(finding, name="../x", corpus=corpus)
+    with pytest.raises(UsageError, match="--class is 'nonsense'"):
+        promote_finding(finding, name="third", fault_class="nonsense", corpus=tmp_path / "empty")
+
+
+def test_what_is_no_finding_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no finding: .*there is no such file"):
+        read_finding(tmp_path)
+    bare = AttentionCase(requests=((1, 1),))  # type: ignore[arg-type]
+    (tmp_path / "case.json").write_text(json.dumps(bare.to_json()))
+    with pytest.raises(UsageError, match="is a case but no finding"):
+        read_finding(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"examples": 0}, "--examples is 0; give 1 or more"),
+        ({"examples": None}, "a session needs an end"),
+        ({"minutes": -1.0}, "--minutes is -1.0; give a positive number"),
+        ({"workers": 0}, "--workers is 0"),
+        ({"seed": -4}, "--seed is -4"),
+        ({"profile": "huge"}, "no profile is called 'huge'"),
+    ],
+)
+def test_bad_options_are_one_sentence(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SessionOptions((SWA,), **({"examples": 5} | changes))  # type: ignore[arg-type]
+
+
+def test_an_adapter_that_cannot_be_loaded_ends_the_session_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^adapter .*:Missing cannot be loaded: .*has no 'Missing'"):
+        run_session(tmp_path, f"{WRONG}:Missing")
+    with pytest.raises(UsageError, match="acts inside emulated kernels"):
+        run_session(tmp_path, "torch-sdpa", fault="sink-in-base-2")
+
+
+COMMAND = (
+    "import sys; from harness.cli import main; from harness.cli.fuzz import fuzz;"
+    "main.app.command('fuzz-here')(fuzz); main.main()"
+)
+
+
+def test_ctrl_c_ends_cleanly_with_everything_kept(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "fuzz-here", "-a", "flash-attn-2@emulated", "--minutes", "5", "--seed", "1"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
+    )
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not any(p.stat().st_size for p in tmp_path.glob("reports/fuzz/*/records.jsonl")):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "0 findings" in out
+    folder = next(tmp_path.glob("reports/fuzz/*"))
+    assert json.loads((folder / "session.json").read_text())["state"] == "interrupted"
+    records = list(read_records(folder / "records.jsonl"))
+    assert records
+    assert {r.verdict for r in records} == {Verdict.PASS}
