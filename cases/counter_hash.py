@@ -59,8 +59,13 @@ def stream_key(seed: int, stream: str) -> int:
 
 def row_keys(key: int, request: Tensor, position: Tensor) -> Tensor:
     """int64 keys [n] for rows that stand at (request, position); both int64 [n]."""
-    hashed = hash_kernels.fused_row_keys(key, request, position)
-    return mix(mix(request * _STEP + key) + position * _STEP) if hashed is None else hashed
+    hashed = hash_kernels.fast_row_keys(key, request, position)
+    return row_keys_defined(key, request, position) if hashed is None else hashed
+
+
+def row_keys_defined(key: int, request: Tensor, position: Tensor) -> Tensor:
+    """The definition of `row_keys`."""
+    return mix(mix(request * _STEP + key) + position * _STEP)
 
 
 def bits(rows: Tensor, columns: int) -> Tensor:

@@ -41,9 +41,13 @@ def fast(kind: str, rows: Tensor, columns: int) -> Tensor | None:
     return out
 
 
-def fused_row_keys(stream: int, request: Tensor, position: Tensor) -> Tensor | None:
-    """counter_hash.row_keys, or None where no kernel can be had."""
-    kernels = _kernels() if request.device.type == "cuda" and request.shape == position.shape else None
+def fast_row_keys(stream: int, request: Tensor, position: Tensor) -> Tensor | None:
+    """counter_hash.row_keys, or None where there is no faster way."""
+    if request.shape != position.shape or request.dtype is not torch.int64 or position.dtype is not torch.int64:
+        return None
+    if request.device.type == "cpu":
+        return hash_numpy.row_keys(stream, request, position)
+    kernels = _kernels() if request.device.type == "cuda" else None
     if kernels is None:
         return None
     out = torch.empty(request.shape, dtype=torch.int64, device=request.device)

@@ -53,9 +53,25 @@ def draw(rows: Tensor, columns: int, kind: str, mean: int, factor: float) -> Ten
     return out
 
 
+def row_keys(stream: int, request: Tensor, position: Tensor) -> Tensor:
+    """counter_hash.row_keys of int64 [n] on the CPU."""
+    x = request.contiguous().numpy().view(np.uint64) * _STEP
+    x += np.uint64(stream & 0xFFFFFFFFFFFFFFFF)
+    scratch = np.empty_like(x)
+    _mix(x, scratch)
+    x += position.contiguous().numpy().view(np.uint64) * _STEP
+    _mix(x, scratch)
+    return torch.from_numpy(x.view(np.int64))
+
+
 def _bits(rows: Words, counter: Words, x: Words, scratch: Words) -> None:
     """x = SplitMix64's finaliser of rows + counter."""
     np.add(rows, counter, out=x)
+    _mix(x, scratch)
+
+
+def _mix(x: Words, scratch: Words) -> None:
+    """SplitMix64's finaliser, in place."""
     for shift, factor in _ROUNDS:
         np.right_shift(x, shift, out=scratch)
         np.bitwise_xor(x, scratch, out=x)

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cases.schema import AttentionCase
 
+Ints = NDArray[np.int64]
 ROWS = 128  # of a tile: keys under the diagonal and left of a window are then mostly not computed
 # What a batch of tiles costs beside its arithmetic, in scores: about forty kernel launches, or calls.
 OVERHEAD_SCORES = {"cpu": 1 << 14, "cuda": 1 << 22}
@@ -157,36 +160,36 @@ def bucket_indices(
     """Indices of every bucket, and int64 [total_q, Hq]: where each packed row and head stands among the padded
     [B, Hq, R] of all buckets one after another. Made on the host and uploaded in one copy: each copy would wait for
     the device."""
-    parts: list[Tensor] = []
-    place = torch.empty((2, case.total_q), dtype=torch.int64)  # of head 0, and from one head to the next
+    parts: list[Ints] = []
+    place = np.empty((2, case.total_q), dtype=np.int64)  # of head 0, and from one head to the next
     padded = 0
     starts = _kv_start_of_rows(case)
-    begins, ends = first + starts, last + starts
+    begins, ends = first.numpy() + starts, last.numpy() + starts
     for bucket in buckets:
-        tiles = torch.tensor([(t.row, t.rows, t.low, t.middle, t.high) for t in bucket.tiles], dtype=torch.int64)
+        tiles = np.array([(t.row, t.rows, t.low, t.middle, t.high) for t in bucket.tiles], dtype=np.int64)
         row, count = tiles[:, :1], tiles[:, 1:2]
-        rows = row + torch.minimum(torch.arange(bucket.rows), count - 1)
-        is_row = torch.arange(bucket.rows) < count
-        head_0 = padded + torch.arange(len(tiles))[:, None] * (case.num_qo_heads * bucket.rows)
-        place[0, rows[is_row]] = (head_0 + torch.arange(bucket.rows))[is_row]
+        local = np.arange(bucket.rows)
+        rows, is_row = row + np.minimum(local, count - 1), local < count
+        parts += [rows.ravel(), begins[rows].ravel(), ends[rows].ravel(), tiles[:, 2:].T.ravel()]
+        head_0 = padded + np.arange(len(tiles))[:, None] * (case.num_qo_heads * bucket.rows)
+        place[0, rows[is_row]] = (head_0 + local)[is_row]
         place[1, rows[is_row]] = bucket.rows
-        padded += rows.numel() * case.num_qo_heads
-        parts += [rows.flatten(), begins[rows].flatten(), ends[rows].flatten(), tiles[:, 2:].t().flatten()]
-    parts.append(place.flatten())
-    packed = torch.cat(parts)
+        padded += rows.size * case.num_qo_heads
+    parts.append(place.ravel())
+    packed = torch.from_numpy(np.concatenate(parts))
     on_device = packed.to(device, non_blocking=True) if device.type != "cpu" else packed
-    pieces = iter(torch.split(on_device, [part.numel() for part in parts]))
+    pieces = iter(torch.split(on_device, [part.size for part in parts]))
     indices = []
     for bucket in buckets:
         shape = (len(bucket.tiles), bucket.rows)
-        rows, begin, end = (next(pieces).view(shape) for _ in range(3))
+        padded_rows, begin, end = (next(pieces).view(shape) for _ in range(3))
         low, middle, high = next(pieces).view(3, -1, 1).unbind(0)
-        indices.append(BucketIndex(rows, begin, end, low, middle, high))
+        indices.append(BucketIndex(padded_rows, begin, end, low, middle, high))
     head_0, stride = next(pieces).view(2, -1, 1)
     return indices, head_0 + stride * torch.arange(case.num_qo_heads, device=device)
 
 
-def _kv_start_of_rows(case: AttentionCase) -> Tensor:
+def _kv_start_of_rows(case: AttentionCase) -> Ints:
     """int64 [total_q]: the packed key at position 0 of each row's request."""
-    lengths = torch.tensor([(r.kv_len, r.extend_len) for r in case.requests], dtype=torch.int64)
-    return torch.repeat_interleave(torch.cumsum(lengths[:, 0], 0) - lengths[:, 0], lengths[:, 1])
+    kv_lens = np.array([r.kv_len for r in case.requests], dtype=np.int64)
+    return np.repeat(np.cumsum(kv_lens) - kv_lens, [r.extend_len for r in case.requests])

@@ -7,7 +7,6 @@ in a window of fixed length. A single process is often held up by launching smal
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -30,9 +29,6 @@ def measure_shared(
     mix: str, adapter: str, processes: int, *, evidence: str = "bound", runs: int = 3, seconds: float = 5.0
 ) -> Series:
     """Rates of `processes` processes together in `runs` windows of `seconds`. Raises UsageError if one fails."""
-    environment = dict(os.environ)
-    if not torch.cuda.is_available():
-        environment["ATTN_HARNESS_THREADS"] = "1"
     arguments = [mix, adapter, evidence, str(seconds)]
     members = [
         subprocess.Popen(
@@ -40,7 +36,6 @@ def measure_shared(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
         )
         for index in range(processes)
     ]
@@ -98,7 +93,5 @@ def member(mix: str, spec: str, evidence: str, seconds: float, index: int) -> No
 
 
 if __name__ == "__main__":
-    threads = os.environ.get("ATTN_HARNESS_THREADS")
-    if threads:
-        torch.set_num_threads(int(threads))
+    torch.set_num_threads(1)
     member(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), int(sys.argv[5]))

@@ -45,7 +45,7 @@ def bench(
         bool, typer.Option("--loops/--no-loops", help="Time the straight loops on the same shapes.")
     ] = True,
     growth: Annotated[bool, typer.Option("--growth", help="Time per case against tokens, requests and heads.")] = False,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads (default: torch's).")] = None,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads (default: 1, as a worker has).")] = 1,
     baseline: Annotated[
         Path | None, typer.Option("--baseline", help="A file written by --output to compare with.")
     ] = None,
@@ -62,8 +62,7 @@ def bench(
     limit = seconds if minutes is None else minutes * 60
     if limit <= 0:
         raise UsageError("--seconds and --minutes must be above 0.")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     before = {} if baseline is None else read_baseline(baseline)
     chosen = chosen_mixes(mix or ["short"])
     console = Console(stderr=as_json, width=None if Console().is_terminal else 160)

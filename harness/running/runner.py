@@ -23,11 +23,10 @@ def default_workers(workers_per_gpu: int = 1) -> int:
 
 
 def make_worker(index: int, python: str = sys.executable) -> WorkerProcess:
-    """Worker number `index`, on its share of the GPUs; without a GPU it uses one thread."""
+    """Worker number `index`, on its share of the GPUs, with one CPU thread: beside a GPU there are only small things
+    to compute, which threads make slower, and without one there is a worker per core."""
     gpus = gpu_ids()
-    if gpus:
-        return WorkerProcess(gpu=gpus[index % len(gpus)], python=python)
-    return WorkerProcess(threads=1, python=python)
+    return WorkerProcess(gpu=gpus[index % len(gpus)] if gpus else None, threads=1, python=python)
 
 
 def examine_with_reruns(worker: WorkerProcess, job: Job, options: RunOptions) -> Record:

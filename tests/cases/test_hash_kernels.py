@@ -16,7 +16,9 @@ from cases import counter_hash, hash_kernels, hash_numpy
 @pytest.mark.parametrize("rows", [0, 1, 37])
 def test_numpy(rows: int, columns: int) -> None:
     place = torch.arange(rows)
-    keys = counter_hash.row_keys(counter_hash.stream_key(5, "q"), place % 5, place * 1000003)
+    for stream in (3, -5, counter_hash.stream_key(1, "v"), counter_hash.stream_key(5, "q")):
+        keys = counter_hash.row_keys(stream, place % 5, place * 1000003)
+        assert torch.equal(keys, counter_hash.row_keys_defined(stream, place % 5, place * 1000003))
     bits = counter_hash.bits(keys, columns)
     assert torch.equal(counter_hash.normal(keys, columns), counter_hash.normal_of_bits(bits))
     assert torch.equal(counter_hash.signs(keys, columns), counter_hash.signs_of_bits(bits))
@@ -35,7 +37,7 @@ rows = plain.row_keys(plain.stream_key(5, "q"), place % 5, place * 1000003)
 for stream in (3, -5, plain.stream_key(1, "v"), plain.stream_key(2, "q")):
     keys = torch.empty(37, dtype=torch.int64)
     row_keys[(1,)](place % 5, place * 1000003, keys, stream, 37, BLOCK)
-    assert torch.equal(keys, plain.row_keys(stream, place % 5, place * 1000003)), stream
+    assert torch.equal(keys, plain.row_keys_defined(stream, place % 5, place * 1000003)), stream
 for columns in (1, 64, 130):
     for normal, of_bits in ((True, plain.normal_of_bits), (False, plain.signs_of_bits)):
         out = torch.empty(37, columns)
