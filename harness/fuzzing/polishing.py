@@ -73,10 +73,12 @@ def _plainer_fields(case: AttentionCase) -> Iterator[Changes]:
         yield {"kv_dtype": case.dtype, "k_scale": 1.0, "v_scale": 1.0}
     if case.num_kv_heads > 1:
         yield {"num_kv_heads": 1, "num_qo_heads": case.group_size}
-        yield {"num_kv_heads": 2, "num_qo_heads": 2 * case.group_size} if case.num_kv_heads > 2 else {}
+    if case.num_kv_heads > 2:
+        yield {"num_kv_heads": 2, "num_qo_heads": 2 * case.group_size}
     if case.group_size > 1:
         yield {"num_qo_heads": case.num_kv_heads}
-        yield {"num_qo_heads": 2 * case.num_kv_heads} if case.group_size > 2 else {}
+    if case.group_size > 2:
+        yield {"num_qo_heads": 2 * case.num_kv_heads}
     if HEAD_DIM not in (case.head_dim_qk, case.head_dim_vo) or case.head_dim_qk != case.head_dim_vo:
         yield {"head_dim_qk": HEAD_DIM, "head_dim_vo": HEAD_DIM}
 

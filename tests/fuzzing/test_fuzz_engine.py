@@ -51,7 +51,7 @@ def test_nothing_is_found_in_a_right_adapter() -> None:
 
 
 def test_a_seed_is_a_sequence_of_cases_whatever_is_found() -> None:
-    def drawn(seed: int, fault: str | None = None, examples: int = 25) -> list[str]:
+    def drawn(seed: int, fault: str | None = None, examples: int = 15) -> list[str]:
         engine, kept = local_engine(SWA, fault, seed=seed, examples=examples)
         engine.run()
         return [case.id for case in kept.drawn]
@@ -59,12 +59,14 @@ def test_a_seed_is_a_sequence_of_cases_whatever_is_found() -> None:
     first = drawn(5, "swa-merge-window-missing")
     assert drawn(5, "swa-merge-window-missing") == first
     assert drawn(6, "swa-merge-window-missing") != first
-    assert drawn(5)[:10] == drawn(5, examples=10)  # a longer session begins as a shorter one
+    assert drawn(5)[:6] == drawn(5, examples=6)  # a longer session begins as a shorter one
 
 
 IN_A_FRESH_PROCESS = """
+import torch
+torch.set_num_threads(1)
 from tests.fuzzing.support import local_engine
-engine, kept = local_engine("flashinfer-paged-fa2@emulated", "last-partial-page-missing", seed=9, examples=15)
+engine, kept = local_engine("flashinfer-paged-fa2@emulated", "last-partial-page-missing", seed=9, examples=10)
 engine.run()
 print([case.id for case in kept.drawn], [f.record.case.id for f in engine.findings])
 """
@@ -76,7 +78,7 @@ def test_a_seed_gives_the_same_session_in_another_process() -> None:
         for _ in range(2)
     ]
     assert runs[0] == runs[1]
-    assert len(runs[0]) > 200
+    assert runs[0].count("'") > 20
 
 
 class Counting(LocalKernels):
