@@ -169,7 +169,9 @@ def count_tolerance(case: AttentionCase, built: CertificateData, traits: KernelT
     # Rounding happens in the LSE's own base; in log2 the number is larger, and so is its last place.
     base = math.log(2) if traits.lse_base == "log2" else 1.0
     ulp = torch.exp2(torch.floor(torch.log2((size / base).clamp(min=2.0**-20))) - 23) * base
-    slack = torch.expm1(FP32_LSE_ULPS / 2 * ulp + LG2_ERROR * size + score_error(case, traits) * max(built.max_score, 0.0))
+    slack = torch.expm1(
+        FP32_LSE_ULPS / 2 * ulp + LG2_ERROR * size + score_error(case, traits) * max(built.max_score, 0.0)
+    )
     return (total * slack).clamp(min=built.count_margin)
 
 
