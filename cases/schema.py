@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 from cases.errors import CaseError
+from cases.naming import readable_name
 
 SCHEMA_VERSION = 1
 
@@ -193,7 +194,7 @@ class AttentionCase:
     @property
     def name(self) -> str:
         """A readable name: what is unusual about the case, not every field; the id tells it apart."""
-        return _readable_name(self)
+        return readable_name(self)
 
     def replace(self, **changes: Any) -> AttentionCase:
         return dataclasses.replace(self, **changes)
@@ -398,49 +399,3 @@ def _refuse_unknown(names: set[Any], where: str) -> None:
     if names:
         shown = sorted(str(name) if str(name).isprintable() else repr(name) for name in names)
         raise CaseError(f"{where} has unknown fields {', '.join(shown)}; remove them.")
-
-
-# -- names -------------------------------------------------------------------------------------
-_DTYPE_SHORT = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-}
-
-
-def _short_requests(requests: tuple[Request, ...]) -> str:
-    shown = "_".join(f"{r.prefix_len}+{r.extend_len}" for r in requests[:4])
-    return shown if len(requests) <= 4 else f"{shown}_and{len(requests) - 4}more"
-
-
-def _readable_name(case: AttentionCase) -> str:
-    default = AttentionCase(requests=(Request(0, 1),))
-    parts = [str(case.mode), _short_requests(case.requests)]
-    parts.append("full" if case.window_left is None else f"L{case.window_left}")
-    parts.append(f"{case.num_qo_heads}x{case.num_kv_heads}h{case.head_dim_qk}")
-    if case.head_dim_vo != case.head_dim_qk:
-        parts[-1] += f"v{case.head_dim_vo}"
-    parts.append(_DTYPE_SHORT[case.dtype])
-    if case.kv_dtype != case.dtype:
-        parts.append(f"kv-{_DTYPE_SHORT[case.kv_dtype]}")
-    parts.append(f"p{case.page_size}")
-    if not case.causal:
-        parts.append("bidirectional")
-    if case.logits_soft_cap is not None:
-        parts.append(f"cap{case.logits_soft_cap:g}")
-    if case.sinks:
-        parts.append("sinks")
-    if case.execution.uses_graph:
-        parts.append("graph")
-    if case.execution.num_splits is not None:
-        parts.append(f"split{case.execution.num_splits}")
-    if case.execution.workspace != default.execution.workspace:
-        parts.append("dirty")
-    for name in ("page_order", "kv_layout", "poison", "recipe"):
-        if getattr(case, name) != getattr(default, name):
-            parts.append(str(getattr(case, name)))
-    if case.seed:
-        parts.append(f"s{case.seed}")
-    return "-".join(parts)
