@@ -1,6 +1,7 @@
 """What the README promises to someone with a kernel of their own, from a folder outside the project."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,13 @@ EXAMPLE = (ROOT / "docs" / "examples" / "my_kernel.py").read_text()
 
 def test_the_readme_shows_the_example_as_it_is() -> None:
     assert f"```python\n{EXAMPLE}```" in README
+
+
+def test_links_of_readme_and_docs_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("reports/**/README.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text())]
+    assert links
+    assert [(str(page), link) for page, link in links if not (page.parent / link).exists()] == []
 
 
 def attn_harness(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
