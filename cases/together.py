@@ -36,7 +36,7 @@ def numbers(case: AttentionCase) -> AttentionCase:
         kv_layout=KvLayout.NHD,
         poison=Poison.ZERO,
         execution=Execution(),
-        recipe="merged",
+        recipe="normal",
         seed=0,
     )
 

@@ -15,6 +15,7 @@ from harness.verdict import Evidence
 from references.by_rows import row_slices
 
 LN2 = math.log(2.0)
+NO_LSE = "the path gives no LSE"
 
 
 def finite(value: float) -> float | None:
@@ -34,9 +35,7 @@ def compare_output(case: AttentionCase, out: Tensor, golden: Tensor, atol: float
     wrong_shape = check_shape("out", out, tuple(golden.shape))
     if wrong_shape:
         return Evidence("atol", False, {"atol": atol}, wrong_shape)
-    # What is not finite, and only that, leaves an error that is not: the common case needs no second look.
-    by_head = torch.cat([_error(out[at], golden[at]).amax(-1) for at in row_slices(out)])
-    by_head = by_head.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    by_head = largest_error(out, golden)
     worst, largest = _read(by_head.argmax(), by_head.max())
     place = row_place(case, *divmod(int(worst), case.num_qo_heads))
     measure: dict[str, Any] = {"atol": atol, "worst": place, "max_abs_diff": None}
@@ -48,11 +47,28 @@ def compare_output(case: AttentionCase, out: Tensor, golden: Tensor, atol: float
         if not rows:
             message = f"the reference itself is not finite, first at {say_place(place)}"
         return Evidence("atol", False, measure, message)
-    measure["max_abs_diff"] = largest
+    return under_atol(place, largest, atol)
+
+
+def under_atol(place: dict[str, Any], largest: float, atol: float) -> Evidence:
+    """The flat comparison, once the largest error (finite) and its place are known."""
+    measure = {"atol": atol, "worst": place, "max_abs_diff": largest}
     if largest <= atol:
         return Evidence("atol", True, measure)
     message = f"max-abs-diff {largest:.4g} is above atol {atol:g}, at {say_place(place)}"
     return Evidence("atol", False, measure, message)
+
+
+def largest_error(out: Tensor, golden: Tensor) -> Tensor:
+    """fp64 [total_q, num_qo_heads]: the largest |out - golden| of each row and head; infinite if one is not finite."""
+    by_head = torch.cat([_error(out[at], golden[at]).amax(-1) for at in row_slices(out)])
+    return by_head.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def largest_ratio(out: Tensor, golden: Tensor, bounds: Tensor) -> Tensor:
+    """fp64 [total_q, num_qo_heads]: the largest error over its bound; NaN counts as infinite."""
+    ratio = torch.cat([_ratio(out[at], golden[at], bounds[at]).amax(-1) for at in row_slices(out)])
+    return ratio.nan_to_num(nan=torch.inf)  # amax passes a NaN on
 
 
 def _error(out: Tensor, golden: Tensor) -> Tensor:
@@ -84,19 +100,11 @@ def compare_lse(
     A row that sees no key has golden LSE -inf and is judged by the adapter's declared `empty_row`.
     """
     if lse is None:
-        return Evidence("lse", None, message="the path gives no LSE")
+        return Evidence("lse", None, message=NO_LSE)
     wrong_shape = check_shape("lse", lse, tuple(golden.shape))
     if wrong_shape:
         return Evidence("lse", False, {}, wrong_shape)
-    natural = natural_lse(lse, base)
-    empty = torch.isneginf(golden)
-    expected = golden
-    if empty_row is EmptyRow.ZERO_PLUS_INF:
-        expected = torch.where(empty, torch.inf, golden)
-    same = natural == expected  # infinities, whose difference is NaN
-    error = torch.where(same, 0.0, (natural - expected).abs()).nan_to_num(nan=torch.inf)
-    if empty_row is EmptyRow.UNSPECIFIED:
-        error = torch.where(empty, 0.0, error)
+    natural, expected, error = lse_error(lse, golden, base, empty_row)
     excess = error - tolerance
     worst, largest, most_over = _read(excess.argmax(), error.max(), excess.max())
     place = row_place(case, *divmod(int(worst), case.num_qo_heads))
@@ -108,13 +116,26 @@ def compare_lse(
     return Evidence("lse", False, measure, message)
 
 
+def lse_error(lse: Tensor, golden: Tensor, base: LseBase, empty_row: EmptyRow) -> tuple[Tensor, Tensor, Tensor]:
+    """The natural LSE, what it should be, and |error| with NaN as infinite, all fp64 [total_q, num_qo_heads]."""
+    natural = natural_lse(lse, base)
+    empty = torch.isneginf(golden)
+    expected = golden
+    if empty_row is EmptyRow.ZERO_PLUS_INF:
+        expected = torch.where(empty, torch.inf, golden)
+    same = natural == expected  # infinities, whose difference is NaN
+    error = torch.where(same, 0.0, (natural - expected).abs()).nan_to_num(nan=torch.inf)
+    if empty_row is EmptyRow.UNSPECIFIED:
+        error = torch.where(empty, 0.0, error)
+    return natural, expected, error
+
+
 def compare_bound(case: AttentionCase, out: Tensor, golden: Tensor, bounds: Tensor) -> Evidence:
     """Every element within its own derived bound: out, golden and bounds [total_q, num_qo_heads, head_dim_vo]."""
     wrong_shape = check_shape("out", out, tuple(golden.shape))
     if wrong_shape:
         return Evidence("bound", False, {}, wrong_shape)
-    ratio = torch.cat([_ratio(out[at], golden[at], bounds[at]).amax(-1) for at in row_slices(out)])
-    ratio = ratio.nan_to_num(nan=torch.inf)  # amax passes a NaN on
+    ratio = largest_ratio(out, golden, bounds)
     worst, largest, over = _read(ratio.argmax(), ratio.max(), (ratio > 1).any(1).sum())
     row, head = divmod(int(worst), case.num_qo_heads)
     place = row_place(case, row, head)

@@ -11,6 +11,7 @@ The flat tolerance is always reported; it decides only where it is all there is,
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,10 +66,14 @@ class Outcome:
         return tuple(e for e in self.evidence if e.decides and e.passed is False)
 
 
-def gather_evidence(runs: Runs, options: RunOptions, poison: Poison) -> Outcome:
-    """Run the adapter as often as the evidence asked for needs, and judge each output."""
+def gather_evidence(runs: Runs, options: RunOptions, poison: Poison, own: Sequence[Evidence] | None = None) -> Outcome:
+    """Run the adapter as often as the evidence asked for needs, and judge each output.
+
+    `own`: the evidence of the case's own data where it is there already (harness/running/together.py).
+    """
     atol = default_atol(runs.case.dtype) if options.atol is None else options.atol
-    own = _own_data(runs, options, poison, atol)
+    if own is None:
+        own = _own_data(runs, options, poison, atol)
     certificates = _certificates(runs, options, poison) if options.evidence in ("default", "certificate") else []
     return Outcome((*own, *certificates), own[0].measure.get("max_abs_diff"), atol)
 

@@ -8,7 +8,7 @@ It may crash the process it runs in; callers that must survive use a worker (har
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from harness.adapters.protocol import Adapter, AttentionOutput
 from harness.judging.gather import Outcome, gather_evidence
 from harness.record import Record
 from harness.running.options import RunOptions
-from harness.verdict import Verdict
+from harness.verdict import Evidence, Verdict
 
 
 class AdapterFailure(Exception):
@@ -119,9 +119,11 @@ def examine(
     mutate_plan: Callable[[Any, AttentionBatch], Any] | None = None,
     announce: Callable[[str], None] = lambda _stage: None,
     exact_stages: bool = False,
+    own: Sequence[Evidence] | None = None,
 ) -> Record:
     """The record of one (case, adapter), without versions and stability, which callers add.
 
+    `own`: evidence of the case's own data that was gathered before, together with other cases'.
     Whatever an adapter does ends in a verdict; a fault that does not fit the case's plan is UNSUPPORTED.
     """
     watch = Stopwatch(device, announce, exact=exact_stages)
@@ -136,7 +138,7 @@ def examine(
         if hasattr(adapter, "prepare"):
             with watch.stage("prepare"), adapter_at_work("prepare"):
                 adapter.prepare(case)
-        outcome = gather_evidence(examiner, options, level)
+        outcome = gather_evidence(examiner, options, level, own)
         record = _judge(examiner, options, level, outcome, record)
     except AdapterFailure as failure:
         record = record.replace(verdict=failure.verdict, reason=str(failure))

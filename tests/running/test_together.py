@@ -1,0 +1,179 @@
+"""Cases examined together get the records that they get alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cases import AttentionCase, Request
+from cases.batch import AttentionBatch
+from cases.recipes import make_data
+from cases.schema import Execution
+from cases.together import merged, merged_data
+from harness.adapters.protocol import AttentionOutput
+from harness.adapters.registry import load_adapter
+from harness.bench.mixes import Mix
+from harness.record import Record
+from harness.running import together
+from harness.running.examine import examine
+from harness.running.options import RunOptions
+from harness.running.together import can_share, examine_together, groups
+from harness.verdict import Verdict
+from references.golden import golden_attention
+
+CPU = torch.device("cpu")
+BOUND = RunOptions(evidence="bound")
+MIX = Mix("short", "small", 3, 60, 9, window_left=15)
+OTHER = AttentionCase(requests=(Request(20, 3),), num_qo_heads=4, num_kv_heads=4, dtype="float16", kv_dtype="float16")
+CASES = [
+    *MIX.cases(3),
+    OTHER,
+    OTHER.replace(seed=5, recipe="spiky"),
+    AttentionCase(requests=(Request(9, 4), Request(0, 3)), sinks=True),
+    OTHER.replace(seed=6, requests=(Request(0, 9), Request(31, 1))),
+    AttentionCase(requests=(Request(9, 4), Request(5, 2)), logits_soft_cap=3.0),
+    *MIX.cases(2, 50),
+]
+ADAPTERS = ["flashinfer-swa-merge@emulated", "flash-attn-3@emulated", "flashinfer-paged-fa2@emulated", "torch-sdpa"]
+
+
+def told(record: Record) -> dict[str, Any]:
+    """A record without its times; what the order of fp32 sums moves is rounded away."""
+    body = record.to_json()
+    body.pop("seconds")
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.5g}")
+        if isinstance(value, dict):
+            return {name: rounded(inner) for name, inner in value.items()}
+        return [rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+    told: dict[str, Any] = rounded(body)
+    return told
+
+
+@pytest.mark.parametrize("evidence", ["bound", "default"])
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_records_are_the_same(name: str, evidence: str) -> None:
+    adapter, options = load_adapter(name), RunOptions(evidence=evidence)
+    alone = [examine(case, adapter, options, CPU) for case in CASES]
+    shared = examine_together(CASES, adapter, options, CPU)
+    assert [told(record) for record in shared] == [told(record) for record in alone]
+    assert any(len(group) > 1 for group in groups(CASES, adapter, options))
+    assert all(
+        {"draw", "golden", "run", "judge", "total"} <= set(r.seconds) for r in shared if r.verdict is Verdict.PASS
+    )
+
+
+def test_golden_of_a_group_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments[0].num_requests)
+        return golden_attention(*arguments, **options)
+
+    monkeypatch.setattr(together, "golden_attention", counted)
+    records = examine_together(MIX.cases(6, 100), load_adapter(ADAPTERS[0]), BOUND, CPU)
+    assert calls == [18]
+    assert {record.verdict for record in records} == {Verdict.PASS}
+
+
+class WrongOn:
+    """Doubles the output of one case; `how` is what it does instead."""
+
+    def __init__(self, seed: int, how: str) -> None:
+        self.inner, self.seed, self.how = load_adapter(ADAPTERS[1]), seed, how
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def run(self, plan: Any, batch: AttentionBatch) -> AttentionOutput:
+        output = self.inner.run(plan, batch)
+        if batch.case.seed != self.seed:
+            return output
+        if self.how == "raises":
+            raise RuntimeError("no kernel for this")
+        if self.how == "shape":
+            return AttentionOutput(output.out[:-1], output.lse)
+        if self.how == "inputs":
+            batch.data.v.mul_(2)
+            batch.v_pool.mul_(2)
+            return self.inner.run(plan, batch)
+        changed = {"nan": torch.nan, "inf": torch.inf, "double": 2.0}.get(self.how)
+        if changed is None:
+            return AttentionOutput(output.out, output.lse + 0.5)
+        return AttentionOutput(output.out * changed, output.lse)
+
+
+@pytest.mark.parametrize("how", ["double", "nan", "inf", "lse", "shape", "raises", "inputs"])
+def test_one_wrong_case_in_a_group_is_told_as_alone_and_spares_the_rest(how: str) -> None:
+    cases = MIX.cases(4, 200)
+    adapter = WrongOn(202, how)
+    alone = [examine(case, adapter, BOUND, CPU) for case in cases]
+    assert [record.verdict is Verdict.PASS for record in alone] == [True, True, False, True]
+    assert [told(record) for record in examine_together(cases, adapter, BOUND, CPU)] == [told(r) for r in alone]
+
+
+def test_an_output_that_the_next_case_overwrites_passes_for_nobody_wrongly() -> None:
+    held: dict[str, torch.Tensor] = {}
+
+    class Static:
+        """Returns one buffer for every case, as a captured graph does."""
+
+        def __init__(self) -> None:
+            self.inner = load_adapter(ADAPTERS[1])
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def run(self, plan: Any, batch: AttentionBatch) -> AttentionOutput:
+            output = self.inner.run(plan, batch)
+            buffer = held.setdefault("out", torch.zeros((4096, *output.out.shape[1:]), dtype=output.out.dtype))
+            buffer[: output.out.shape[0]] = output.out
+            return AttentionOutput(buffer[: output.out.shape[0]], output.lse)
+
+    cases = MIX.cases(4, 300)
+    assert {record.verdict for record in examine_together(cases, Static(), BOUND, CPU)} == {Verdict.PASS}
+
+
+def test_what_is_examined_alone() -> None:
+    adapter = load_adapter(ADAPTERS[1])
+    case = MIX.case(1)
+    assert can_share(case, adapter, BOUND)
+    captured = Execution(capture_requests=case.requests)
+    assert not can_share(case.replace(execution=captured), adapter, BOUND)
+    assert not can_share(case.replace(sinks=True), adapter, BOUND)
+    assert not can_share(case.replace(requests=((together.MOST_KEYS, 1),)), adapter, BOUND)
+    assert not can_share(case, adapter, RunOptions(evidence="bound", atol=1e-2))
+    assert not can_share(case, adapter, RunOptions(evidence="bound", fault="x"))
+
+
+def test_groups_are_bounded_and_alike() -> None:
+    cases = [*MIX.cases(together.MOST_CASES * 2 + 3), OTHER]
+    made = list(groups(cases, load_adapter(ADAPTERS[1]), BOUND))
+    assert sorted(index for group in made for index in group) == list(range(len(cases)))
+    assert max(map(len, made)) == together.MOST_CASES
+    assert [len(cases) - 1] in made
+    large = [case.replace(requests=((together.MOST_KEYS // 2 - 1, 1),)) for case in MIX.cases(5)]
+    assert [len(group) for group in groups(large, load_adapter(ADAPTERS[1]), BOUND)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("recipe", ["normal", "spiky"])
+def test_merged_data_and_answers_are_those_of_the_cases(recipe: str) -> None:
+    cases = [case.replace(recipe=recipe) for case in MIX.cases(3)]
+    whole, each = merged_data(cases, "cpu")
+    golden = golden_attention(merged(cases), whole, moments=True)
+    start = 0
+    for case, data in zip(cases, each, strict=True):
+        alone = make_data(case, "cpu")
+        assert torch.equal(data.q, alone.q)
+        assert torch.equal(data.k, alone.k)
+        assert torch.equal(data.v, alone.v)
+        expected = golden_attention(case, alone)
+        rows = slice(start, start + case.total_q)
+        assert float((golden.out[rows] - expected.out).abs().max()) < 1e-12
+        assert float((golden.lse[rows] - expected.lse).abs().max()) < 1e-12
+        start += case.total_q
