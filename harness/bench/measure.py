@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +19,9 @@ from harness.bench.mixes import Mix
 from harness.bench.straight import straight_check
 from harness.errors import UsageError
 from harness.record import Record, RecordWriter
-from harness.running.examine import examine, synchronize
+from harness.running.examine import synchronize
 from harness.running.options import RunOptions
+from harness.running.together import MOST_CASES, examine_together
 from harness.verdict import Verdict
 
 STAGES = ("draw", "build", "plan", "run", "golden", "judge", "record", "other")
@@ -195,13 +196,20 @@ def run_cases(
 ) -> list[Record]:
     """Examine and record, as a worker and its parent do, without the pipe between them."""
     records = []
-    for case in cases:
-        record = examine(case, adapter, options, device, exact_stages=exact_stages)
+    for record in _examined(cases, adapter, device, options, exact_stages):
         start = time.perf_counter()
         writer.write(Record.from_json(json.loads(json.dumps(record.to_json())), "a record of the bench"))
         record.seconds["record"] = time.perf_counter() - start
         records.append(record)
     return records
+
+
+def _examined(
+    cases: Sequence[AttentionCase], adapter: Adapter, device: torch.device, options: RunOptions, exact_stages: bool
+) -> Iterator[Record]:
+    for at in range(0, len(cases), MOST_CASES):
+        group = cases[at : at + MOST_CASES]
+        yield from examine_together(group, adapter, options, device, exact_stages=exact_stages)
 
 
 def stage_seconds(

@@ -16,10 +16,11 @@ from tempfile import TemporaryDirectory
 import torch
 
 from harness.bench.measure import Series, run_cases
-from harness.bench.mixes import MIXES
+from harness.bench.mixes import DEFAULT_CASES, MIXES
 from harness.errors import UsageError
 from harness.record import RecordWriter
 from harness.running.options import RunOptions
+from harness.running.together import MOST_CASES
 from harness.verdict import Verdict
 
 SEEDS_APART = 1 << 16
@@ -77,18 +78,20 @@ def member(mix: str, spec: str, evidence: str, seconds: float, index: int) -> No
     device = pick_device(adapter)
     options = RunOptions(evidence=evidence, explain=False, rerun=False)
     seed = (index + 1) * SEEDS_APART
+    at_once = min(DEFAULT_CASES.get(mix, 1), MOST_CASES)
     with TemporaryDirectory() as folder:
         writer = RecordWriter(Path(folder) / "records.jsonl")
-        run_cases(MIXES[mix].cases(2, seed), adapter, device, options, writer)
+        run_cases(MIXES[mix].cases(at_once, seed), adapter, device, options, writer)
+        seed += at_once
         print(json.dumps({"rate": 0}), flush=True)
         for _ in sys.stdin:
             done, start = 0, time.perf_counter()
             while time.perf_counter() - start < seconds:
-                seed += 1
-                (record,) = run_cases([MIXES[mix].case(seed)], adapter, device, options, writer)
-                if record.verdict is not Verdict.PASS:
-                    raise UsageError(f"{record.case.name} gave {record.verdict}: {record.reason}")
-                done += 1
+                for record in run_cases(MIXES[mix].cases(at_once, seed), adapter, device, options, writer):
+                    if record.verdict is not Verdict.PASS:
+                        raise UsageError(f"{record.case.name} gave {record.verdict}: {record.reason}")
+                seed += at_once
+                done += at_once
             print(json.dumps({"rate": done / (time.perf_counter() - start)}), flush=True)
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,34 @@ class WorkerProcess:
                 raise UsageError(reply["usage_error"])
             else:
                 return lost.replace(verdict=Verdict.ERROR, reason=f"the harness failed: {reply.get('error')}")
+
+    def examine_many(self, jobs: Sequence[Job], options: RunOptions) -> list[Record] | None:
+        """The records of jobs of one adapter, examined together; None, and a new process, if it was lost over them.
+
+        Then each has to be examined alone, which tells which one it was.
+        """
+        request = {
+            "op": "examine_many",
+            "cases": [job.case.to_json() for job in jobs],
+            "suites": [job.suite for job in jobs],
+            "adapter": jobs[0].adapter,
+            "options": options.to_json(),
+        }
+        self.start()
+        self._stderr.seek(0)
+        self._stderr.truncate()
+        self.cases_since_start += len(jobs)
+        stage = "start"
+        reply: dict[str, Any] | None = {"stage": stage} if self._send(request) else END
+        while reply is not None and "stage" in reply:
+            stage = reply["stage"]
+            reply = self._next_reply(options.prepare_limit if stage in ("start", "prepare") else options.time_limit)
+        if reply is not None and "usage_error" in reply:
+            raise UsageError(reply["usage_error"])
+        if reply is None or reply.get("records") is None:
+            self.stop()
+            return None
+        return [Record.from_json(body, "the worker's record") for body in reply["records"]]
 
     def ask(self, request: dict[str, Any], limit: float) -> dict[str, Any] | None:
         """The answer to another request than "examine"; None, and a new process, if none comes in `limit` seconds."""

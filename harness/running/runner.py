@@ -6,13 +6,15 @@ import dataclasses
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from harness.environment import core_count, gpu_ids
 from harness.record import Record
 from harness.running.options import Job, RunOptions
 from harness.running.pool import WorkerProcess
+from harness.running.together import MOST_CASES
 from harness.verdict import Stability, Verdict
 
 
@@ -29,9 +31,23 @@ def make_worker(index: int, python: str = sys.executable) -> WorkerProcess:
     return WorkerProcess(gpu=gpus[index % len(gpus)] if gpus else None, threads=1, python=python)
 
 
+def examine_group(worker: WorkerProcess, jobs: Sequence[Job], options: RunOptions) -> Iterator[Record]:
+    """Records of jobs of one adapter: together, or one by one where that lost the process."""
+    records = worker.examine_many(jobs, options) if len(jobs) > 1 else None
+    for index, job in enumerate(jobs):
+        if records is None:
+            yield examine_with_reruns(worker, job, options)
+        else:
+            yield rerun(worker, job, options, records[index])
+
+
 def examine_with_reruns(worker: WorkerProcess, job: Job, options: RunOptions) -> Record:
     """A finding is run twice more in a fresh process, to tell what kind of finding it is."""
-    record = worker.examine(job, options)
+    return rerun(worker, job, options, worker.examine(job, options))
+
+
+def rerun(worker: WorkerProcess, job: Job, options: RunOptions, record: Record) -> Record:
+    """The record, its stability told if it is a finding."""
     if not (options.rerun and record.verdict.is_finding):
         return record
     was_first = worker.cases_since_start <= 1
@@ -46,6 +62,28 @@ def examine_with_reruns(worker: WorkerProcess, job: Job, options: RunOptions) ->
     else:
         stability = Stability.FLAKY
     return record.replace(stability=stability)
+
+
+class _Todo:
+    """Jobs not yet begun, handed out to `workers` by groups of one adapter (of one if not `together`).
+
+    Groups shrink towards the end, so that no worker is left with many while the others have none.
+    """
+
+    def __init__(self, jobs: Sequence[Job], workers: int, together: bool) -> None:
+        self._jobs = deque(jobs)
+        self._workers = workers
+        self._most = MOST_CASES if together else 1
+        self._lock = threading.Lock()
+
+    def take(self) -> list[Job]:
+        """The next group; empty when nothing is left."""
+        with self._lock:
+            group: list[Job] = []
+            most = min(self._most, max(1, len(self._jobs) // (2 * self._workers)))
+            while self._jobs and len(group) < most and (not group or self._jobs[0].adapter == group[0].adapter):
+                group.append(self._jobs.popleft())
+            return group
 
 
 def run_jobs(
@@ -63,20 +101,18 @@ def run_jobs(
     KeyboardInterrupt ends the workers and is passed on.
     """
     count = min(workers or default_workers(workers_per_gpu), max(1, len(jobs)))
-    todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    for job in jobs:
-        todo.put(job)
+    todo = _Todo(jobs, count, together=options.fault is None and options.atol is None)
     done: queue.SimpleQueue[Record | BaseException] = queue.SimpleQueue()
     halt = threading.Event()
 
     def work(worker: WorkerProcess) -> None:
         try:
             while not halt.is_set():
-                try:
-                    job = todo.get_nowait()
-                except queue.Empty:
+                group = todo.take()
+                if not group:
                     return
-                done.put(examine_with_reruns(worker, job, options))
+                for record in examine_group(worker, group, options):
+                    done.put(record)
         except BaseException as problem:  # handed to the calling thread, which raises it
             done.put(problem)
 

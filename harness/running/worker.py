@@ -7,6 +7,8 @@ library under test, nothing else, so it can live in another environment than its
     parent -> {"op": "examine", "case": {...}, "adapter": "...", "options": {...}}
     worker -> {"stage": "run"} ...                        where it is, for the parent's time limits
     worker -> {"record": {...}, "healthy": true}          or {"usage_error": "..."} or {"error": "..."}
+
+"examine_many" takes "cases" and "suites" and is answered by "records", which is null if the device was lost.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from harness.faults.registry import equip
 from harness.record import Record
 from harness.running.examine import Examiner, Stopwatch, examine, synchronize
 from harness.running.options import RunOptions
+from harness.running.together import examine_together
 from harness.verdict import Verdict
 
 EXPLAINED = 3  # wrong answers of one adapter that are explained; more of the same would say the same
@@ -50,31 +53,59 @@ class Worker:
         if request["op"] == "ping":
             self.reply({"pong": installed_versions()})
             return
-        case = AttentionCase.from_json(request["case"])
         options = RunOptions(**request["options"])
         adapter, mutate = self._adapter(request["adapter"], options.fault)
         device = pick_device(adapter)
-        record = examine(
-            case,
-            adapter,
-            options,
-            device,
-            mutate_plan=mutate,
-            announce=lambda stage: self.reply({"stage": stage}),
-        ).replace(
+        if request["op"] == "examine_many":
+            self._examine_many(request, options, adapter, device)
+            return
+        case = AttentionCase.from_json(request["case"])
+        record = examine(case, adapter, options, device, mutate_plan=mutate, announce=self._announce)
+        record = self._signed(record, request["adapter"], request.get("suite"), device)
+        healthy = is_healthy(device)
+        if healthy:
+            record = self._explained(record, options, adapter, device, mutate)
+        self.reply({"record": record.to_json(), "healthy": healthy})
+
+    def _examine_many(
+        self, request: dict[str, Any], options: RunOptions, adapter: Adapter, device: torch.device
+    ) -> None:
+        """Records of all cases, or none at all if the device was lost: then nobody knows by which case."""
+        cases = [AttentionCase.from_json(body) for body in request["cases"]]
+        try:
+            records = examine_together(cases, adapter, options, device, announce=self._announce)
+        except RuntimeError:
+            if is_healthy(device):
+                raise
+            records = []
+        if not is_healthy(device):
+            self.reply({"records": None, "healthy": False})
+            return
+        signed = [
+            self._signed(record, request["adapter"], suite, device)
+            for record, suite in zip(records, request["suites"], strict=True)
+        ]
+        explained = [self._explained(record, options, adapter, device, None) for record in signed]
+        self.reply({"records": [record.to_json() for record in explained], "healthy": True})
+
+    def _announce(self, stage: str) -> None:
+        self.reply({"stage": stage})
+
+    def _signed(self, record: Record, adapter: str, suite: str | None, device: torch.device) -> Record:
+        return record.replace(
             versions=installed_versions(),
             device=device_name(device),
             time=datetime.now(UTC).isoformat(timespec="seconds"),
-            suite=request.get("suite"),
-            adapter=request["adapter"],  # the name it can be loaded by again, for an outside file too
+            suite=suite,
+            adapter=adapter,  # the name it can be loaded by again, for an outside file too
         )
-        healthy = is_healthy(device)
-        if options.explain and healthy and record.verdict in (Verdict.WRONG, Verdict.POISONED):
-            record = self._explained(record, adapter, device, mutate)
-        self.reply({"record": record.to_json(), "healthy": healthy})
 
-    def _explained(self, record: Record, adapter: Adapter, device: torch.device, mutate: Any) -> Record:
+    def _explained(
+        self, record: Record, options: RunOptions, adapter: Adapter, device: torch.device, mutate: Any
+    ) -> Record:
         """The record with an explanation, for the first few of an adapter; `attn-harness explain` has more time."""
+        if not options.explain or record.verdict not in (Verdict.WRONG, Verdict.POISONED):
+            return record
         if self.explained[record.adapter] >= EXPLAINED:
             return record
         self.explained[record.adapter] += 1

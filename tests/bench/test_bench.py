@@ -91,15 +91,15 @@ def test_stages_add_up() -> None:
 def test_a_slow_stage_shows_in_its_own_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import time
 
-    from harness.judging import kept
     from harness.record import RecordWriter
+    from harness.running import together
     from harness.running.options import RunOptions
 
     def slow(*arguments: Any, **options: Any) -> Any:
-        time.sleep(0.2)
+        time.sleep(0.4)
         return golden_attention(*arguments, **options)
 
-    monkeypatch.setattr(kept, "golden_attention", slow)
+    monkeypatch.setattr(together, "golden_attention", slow)
     writer = RecordWriter(tmp_path / "records.jsonl")
     stages = stage_seconds(SMALL.cases(2, 900), load_adapter(ADAPTER), CPU, RunOptions(evidence="bound"), writer)
     assert stages["golden"] >= 0.2
