@@ -78,7 +78,7 @@ def member(mix: str, spec: str, evidence: str, seconds: float, index: int) -> No
     device = pick_device(adapter)
     options = RunOptions(evidence=evidence, explain=False, rerun=False)
     seed = (index + 1) * SEEDS_APART
-    at_once = min(DEFAULT_CASES.get(mix, 1), MOST_CASES)
+    at_once = min(DEFAULT_CASES.get(mix, 1), MOST_CASES) if torch.cuda.is_available() else 1
     with TemporaryDirectory() as folder:
         writer = RecordWriter(Path(folder) / "records.jsonl")
         run_cases(MIXES[mix].cases(at_once, seed), adapter, device, options, writer)

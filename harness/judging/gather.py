@@ -11,12 +11,13 @@ The flat tolerance is always reported; it decides only where it is all there is,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from cases.batch import AttentionBatch
 from cases.recipes import LogicalData, make_data
@@ -31,6 +32,7 @@ from harness.running.options import RunOptions
 from harness.verdict import Evidence
 from references.certificates import RECIPES
 from references.error_bounds import lse_bounds, row_bounds
+from references.golden import GoldenOutput
 
 
 class Watch(Protocol):
@@ -66,16 +68,18 @@ class Outcome:
         return tuple(e for e in self.evidence if e.decides and e.passed is False)
 
 
-def gather_evidence(runs: Runs, options: RunOptions, poison: Poison, own: Sequence[Evidence] | None = None) -> Outcome:
+def gather_evidence(
+    runs: Runs, options: RunOptions, poison: Poison, own: Callable[[], Sequence[Evidence]] | None = None
+) -> Outcome:
     """Run the adapter as often as the evidence asked for needs, and judge each output.
 
-    `own`: the evidence of the case's own data where it is there already (harness/running/together.py).
+    `own`: gives the evidence of the case's own data where that was gathered already, or raises what its adapter
+    raised (harness/running/together.py).
     """
     atol = default_atol(runs.case.dtype) if options.atol is None else options.atol
-    if own is None:
-        own = _own_data(runs, options, poison, atol)
+    evidence = _own_data(runs, options, poison, atol) if own is None else own()
     certificates = _certificates(runs, options, poison) if options.evidence in ("default", "certificate") else []
-    return Outcome((*own, *certificates), own[0].measure.get("max_abs_diff"), atol)
+    return Outcome((*evidence, *certificates), evidence[0].measure.get("max_abs_diff"), atol)
 
 
 def _own_data(runs: Runs, options: RunOptions, poison: Poison, atol: float) -> list[Evidence]:
@@ -89,16 +93,41 @@ def _own_data(runs: Runs, options: RunOptions, poison: Poison, atol: float) -> l
         without_sinks = data.sinks is not None and not adapter.lse_includes_sink
         golden_lse = golden_of(case, data, sinks=False).lse if without_sinks else golden.lse
     _, output = runs.run(data, poison)
-    traits = kernel_traits(adapter)
     with runs.watch.stage("judge"):
-        flat = compare_output(case, output.out, golden.out, atol)
-        tolerance = lse_tolerance(golden_lse, lse_bounds(case, data, golden, row_sum_traits(adapter)))
-        lse = compare_lse(case, output.lse, golden_lse, tolerance, adapter.lse_base, adapter.empty_row)
-        if options.evidence == "atol":
-            return [flat, lse]
-        flat = dataclasses.replace(flat, decides=options.atol is not None or "not_finite" in flat.measure)
-        bounds = row_bounds(case, data, golden, traits)
-        return [flat, compare_bound(case, output.out, golden.out, bounds), lse]
+        return judge_own(
+            case,
+            adapter,
+            data,
+            golden,
+            golden_lse,
+            output,
+            options.evidence,
+            atol,
+            atol_decides=options.atol is not None,
+        )
+
+
+def judge_own(
+    case: AttentionCase,
+    adapter: Adapter,
+    data: LogicalData,
+    golden: GoldenOutput,
+    golden_lse: Tensor,
+    output: AttentionOutput,
+    evidence: str,
+    atol: float,
+    *,
+    atol_decides: bool,
+) -> list[Evidence]:
+    """The evidence of one output on the case's own data. `golden_lse`: by the adapter's convention for sinks."""
+    flat = compare_output(case, output.out, golden.out, atol)
+    tolerance = lse_tolerance(golden_lse, lse_bounds(case, data, golden, row_sum_traits(adapter)))
+    lse = compare_lse(case, output.lse, golden_lse, tolerance, adapter.lse_base, adapter.empty_row)
+    if evidence == "atol":
+        return [flat, lse]
+    flat = dataclasses.replace(flat, decides=atol_decides or "not_finite" in flat.measure)
+    bounds = row_bounds(case, data, golden, kernel_traits(adapter))
+    return [flat, compare_bound(case, output.out, golden.out, bounds), lse]
 
 
 def _certificates(runs: Runs, options: RunOptions, poison: Poison) -> list[Evidence]:

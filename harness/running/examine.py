@@ -119,11 +119,11 @@ def examine(
     mutate_plan: Callable[[Any, AttentionBatch], Any] | None = None,
     announce: Callable[[str], None] = lambda _stage: None,
     exact_stages: bool = False,
-    own: Sequence[Evidence] | None = None,
+    own: Callable[[], Sequence[Evidence]] | None = None,
 ) -> Record:
     """The record of one (case, adapter), without versions and stability, which callers add.
 
-    `own`: evidence of the case's own data that was gathered before, together with other cases'.
+    `own`: gives evidence of the case's own data that was gathered before, together with other cases'.
     Whatever an adapter does ends in a verdict; a fault that does not fit the case's plan is UNSUPPORTED.
     """
     watch = Stopwatch(device, announce, exact=exact_stages)

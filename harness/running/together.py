@@ -1,9 +1,9 @@
 """Several cases at a time through one adapter: drawn together, run one by one, compared together.
 
 Each case keeps its own batch, plan and kernel call; only what the harness does around them is shared. What comes out
-is the evidence of the case's own data where it holds without doubt. A case whose evidence does not, a group in which
-anything raises, and whatever is outside `can_share`, are examined alone, as if nothing had been tried: so every verdict
-but PASS, and every message, comes from harness/running/examine.py.
+is the evidence of the case's own data, from the one run of its kernel, or what the adapter raised; verdicts are made of
+it in harness/running/examine.py as of any other. Evidence that fails is worked out by the functions that judge a case
+alone, from the same output: a second run could be right where the first was not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from cases.schema import AttentionCase
 from cases.together import merged, merged_data, numbers
 from harness.adapters.protocol import Adapter, AttentionOutput
 from harness.judging.compare import NO_LSE, check_shape, finite, largest_error, largest_ratio, lse_error, under_atol
+from harness.judging.gather import judge_own
 from harness.judging.tolerances import default_atol, lse_tolerance
 from harness.judging.traits import kernel_traits, row_sum_traits
 from harness.judging.where import row_place
@@ -31,17 +33,24 @@ from harness.running.options import RunOptions
 from harness.verdict import Evidence
 from references.error_bounds import lse_bounds, row_bounds
 from references.golden import GoldenOutput, golden_attention
+from references.moments import RowMoments
 
+_reuse_outputs: WeakSet[Adapter] = WeakSet()  # adapters seen to write every output to the same memory
 MOST_CASES = 32
 MOST_KEYS = 1 << 16  # of a group: beyond it launching is not what takes the time
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Evidence of one case's own data, and its share of the group's seconds by stage."""
+    """Evidence of one case's own data, or why there is none, and its share of the group's seconds by stage."""
 
-    evidence: list[Evidence]
+    found: list[Evidence] | AdapterFailure
     seconds: dict[str, float]
+
+    def __call__(self) -> list[Evidence]:
+        if isinstance(self.found, AdapterFailure):
+            raise self.found
+        return self.found
 
 
 def can_share(case: AttentionCase, adapter: Adapter, options: RunOptions) -> bool:
@@ -51,6 +60,7 @@ def can_share(case: AttentionCase, adapter: Adapter, options: RunOptions) -> boo
         options.evidence != "atol"
         and options.atol is None
         and options.fault is None
+        and adapter not in _reuse_outputs
         and not case.sinks
         and not case.execution.uses_graph
         and case.total_kv <= MOST_KEYS // 2
@@ -93,13 +103,12 @@ def examine_together(
     for group in groups(cases, adapter, options):
         if len(group) > 1:
             watch = Stopwatch(device, announce, exact=exact_stages)
-            found = own_evidence([cases[i] for i in group], adapter, watch)
-            own |= {index: each for index, each in zip(group, found, strict=True) if each is not None}
+            found = own_evidence([cases[i] for i in group], adapter, options, watch)
+            own |= zip(group, found, strict=True) if found is not None else ()
     records = []
     for index, case in enumerate(cases):
         mine = own.get(index)
-        evidence = None if mine is None else mine.evidence
-        record = examine(case, adapter, options, device, announce=announce, exact_stages=exact_stages, own=evidence)
+        record = examine(case, adapter, options, device, announce=announce, exact_stages=exact_stages, own=mine)
         if mine is not None:
             for stage, seconds in (*mine.seconds.items(), ("total", sum(mine.seconds.values()))):
                 record.seconds[stage] = round(record.seconds.get(stage, 0.0) + seconds, 6)
@@ -107,69 +116,114 @@ def examine_together(
     return records
 
 
-def own_evidence(cases: Sequence[AttentionCase], adapter: Adapter, watch: Stopwatch) -> list[Own | None]:
-    """What `gather_evidence` says of the own data of each case, or None where it must be asked."""
+def own_evidence(
+    cases: Sequence[AttentionCase], adapter: Adapter, options: RunOptions, watch: Stopwatch
+) -> list[Own] | None:
+    """What `gather_evidence` finds on the own data of each case; None if the adapter hands out one buffer again and
+    again, so that the outputs of a group cannot be held."""
     whole, device = merged(cases), watch.device
-    outputs: list[AttentionOutput] = []
-    try:
-        if hasattr(adapter, "prepare"):
-            with watch.stage("prepare"), adapter_at_work("prepare"):
-                for case in cases:
+    with watch.stage("draw"):
+        data, each = merged_data(cases, device)
+    with watch.stage("golden"):  # before the kernels, which may overwrite their inputs
+        golden = golden_attention(whole, data, moments=True)
+    outputs: list[AttentionOutput | AdapterFailure] = []
+    held: set[int] = set()
+    for case, own_data in zip(cases, each, strict=True):
+        examiner = Examiner(case, adapter, device, watch)
+        try:
+            if hasattr(adapter, "prepare"):
+                with watch.stage("prepare"), adapter_at_work("prepare"):
                     adapter.prepare(case)
-        with watch.stage("draw"):
-            data, each = merged_data(cases, device)
-        with watch.stage("golden"):  # before the kernels, which may overwrite their inputs
-            golden = golden_attention(whole, data, moments=True)
-        for case, own_data in zip(cases, each, strict=True):
-            level = case.poison.weaker(adapter.poison)
-            outputs.append(Examiner(case, adapter, device, watch).run(own_data, level)[1])
-    except AdapterFailure:
-        synchronize(device)  # raises if the device is lost to this process
-        return [None] * len(cases)
-    if not all(_is_regular(case, output) for case, output in zip(cases, outputs, strict=True)):
-        return [None] * len(cases)
+            output = examiner.run(own_data, case.poison.weaker(adapter.poison))[1]
+            memory = {tensor.untyped_storage().data_ptr() for tensor in (output.out, output.lse) if tensor is not None}
+            if memory & held:
+                _reuse_outputs.add(adapter)
+                return None
+            held |= memory
+            outputs.append(output)
+        except AdapterFailure as failure:
+            synchronize(device)  # raises if the device is lost to this process
+            outputs.append(failure)
     with watch.stage("judge"):
-        evidence = _judge(cases, whole, adapter, data, golden, outputs)
+        found = _judged(cases, whole, adapter, options, data, golden, outputs)
     seconds = {name: value / len(cases) for name, value in watch.seconds.items()}
-    return [None if one is None else Own(one, seconds) for one in evidence]
+    return [Own(one, seconds) for one in found]
 
 
-def _is_regular(case: AttentionCase, output: AttentionOutput) -> bool:
+def _judged(
+    cases: Sequence[AttentionCase],
+    whole: AttentionCase,
+    adapter: Adapter,
+    options: RunOptions,
+    data: LogicalData,
+    golden: GoldenOutput,
+    outputs: Sequence[AttentionOutput | AdapterFailure],
+) -> list[list[Evidence] | AdapterFailure]:
+    """Evidence, or the failure, of each case: from maps of all rows at once where it holds."""
+    regular = [_is_regular(case, output) for case, output in zip(cases, outputs, strict=True)]
+    maps = None
+    if all(regular):
+        maps = _maps(whole, adapter, data, golden, [o for o in outputs if isinstance(o, AttentionOutput)])
+    found: list[list[Evidence] | AdapterFailure] = []
+    start = keys = 0
+    for case, output in zip(cases, outputs, strict=True):
+        rows, tokens = slice(start, start + case.total_q), slice(keys, keys + case.total_kv)
+        start, keys = rows.stop, tokens.stop
+        if isinstance(output, AdapterFailure):
+            found.append(output)
+            continue
+        evidence = None if maps is None else _holding(case, *maps[:, rows])
+        if evidence is None:
+            of_case = GoldenOutput(golden.out[rows], golden.lse[rows], _moments_of(golden, rows))
+            own_data = LogicalData(data.q[rows], data.k[tokens], data.v[tokens], None)
+            atol = default_atol(case.dtype)
+            evidence = judge_own(
+                case, adapter, own_data, of_case, of_case.lse, output, options.evidence, atol, atol_decides=False
+            )
+        found.append(evidence)
+    return found
+
+
+def _moments_of(golden: GoldenOutput, rows: slice) -> RowMoments | None:
+    return None if golden.moments is None else golden.moments.slice(rows)
+
+
+def _is_regular(case: AttentionCase, output: AttentionOutput | AdapterFailure) -> bool:
+    """It is an output of the shapes that it should have."""
     shape = (case.total_q, case.num_qo_heads, case.head_dim_vo)
-    return check_shape("out", output.out, shape) is None and (
-        output.lse is None or check_shape("lse", output.lse, shape[:2]) is None
+    return (
+        isinstance(output, AttentionOutput)
+        and check_shape("out", output.out, shape) is None
+        and (output.lse is None or check_shape("lse", output.lse, shape[:2]) is None)
     )
 
 
-def _judge(
-    cases: Sequence[AttentionCase],
+def _maps(
     whole: AttentionCase,
     adapter: Adapter,
     data: LogicalData,
     golden: GoldenOutput,
     outputs: Sequence[AttentionOutput],
-) -> list[list[Evidence] | None]:
+) -> Tensor | None:
+    """fp64 on the host [2 or 4, total_q, num_qo_heads]: error, error over bound, and where there is an LSE its error
+    and that less its tolerance. None if only some outputs have one."""
     out = torch.cat([output.out for output in outputs])
     lses = [output.lse for output in outputs if output.lse is not None]
     if lses and len(lses) < len(outputs):
-        return [None] * len(cases)
-    maps = [
-        largest_error(out, golden.out),
-        largest_ratio(out, golden.out, row_bounds(whole, data, golden, kernel_traits(adapter))),
-    ]
+        return None
+    bounds = row_bounds(whole, data, golden, kernel_traits(adapter))
+    maps = [largest_error(out, golden.out), largest_ratio(out, golden.out, bounds)]
     if lses:
         tolerance = lse_tolerance(golden.lse, lse_bounds(whole, data, golden, row_sum_traits(adapter)))
         error = lse_error(torch.cat(lses), golden.lse, adapter.lse_base, adapter.empty_row)[2]
         maps += [error, error - tolerance]
-    figures = torch.stack(maps).cpu()
-    rows = torch.split(figures, [case.total_q for case in cases], 1)
-    return [_evidence(case, *part) for case, part in zip(cases, rows, strict=True)]
+    return torch.stack(maps).cpu()
 
 
-def _evidence(
+def _holding(
     case: AttentionCase, error: Tensor, ratio: Tensor, lse: Tensor | None = None, excess: Tensor | None = None
 ) -> list[Evidence] | None:
-    """Evidence from maps over rows and heads on the host, in the form of `gather_evidence`; None if any fails."""
+    """Evidence from maps of its rows, in the form of `judge_own`; None if any fails."""
     largest, worst_ratio = float(error.max()), float(ratio.max())
     if not (math.isfinite(largest) and worst_ratio <= 1):
         return None

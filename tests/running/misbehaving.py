@@ -29,6 +29,23 @@ class Segfaults(MyKernel):
         os.kill(os.getpid(), 11)
 
 
+class ExitsOnSeed3(MyKernel):
+    name = "exits-on-seed-3"
+
+    def run(self, plan, batch):
+        if batch.case.seed == 3:
+            os._exit(4)
+        return super().run(plan, batch)
+
+
+class WrongOnSeed3(MyKernel):
+    name = "wrong-on-seed-3"
+
+    def run(self, plan, batch):
+        good = super().run(plan, batch)
+        return AttentionOutput(good.out * 2) if batch.case.seed == 3 else good
+
+
 class Hangs(MyKernel):
     name = "hangs"
 

@@ -111,6 +111,27 @@ def test_run_jobs_finishes_all_and_keeps_order_free() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("name", "verdict"), [("ExitsOnSeed3", Verdict.CRASH), ("WrongOnSeed3", Verdict.WRONG)])
+def test_one_bad_case_in_a_group_costs_one_case(name: str, verdict: Verdict) -> None:
+    jobs = [job(name, CASE.replace(seed=seed)) for seed in range(1, 13)]
+    records: list[Record] = []
+    run_jobs(jobs, ONCE, records.append, workers=1)
+    assert [record.verdict for record in records] == [verdict if seed == 3 else Verdict.PASS for seed in range(1, 13)]
+    assert [record.case.seed for record in records] == list(range(1, 13))
+
+
+def test_a_group_is_examined_together_by_its_worker(worker: WorkerProcess) -> None:
+    jobs = [Job(CASE.replace(seed=seed), f"{FILE}:MyKernel", f"suite {seed}") for seed in range(4)]
+    records = worker.examine_many(jobs, ONCE)
+    assert records is not None
+    assert [(r.case.seed, r.suite, r.verdict, r.adapter) for r in records] == [
+        (seed, f"suite {seed}", Verdict.PASS, f"{FILE}:MyKernel") for seed in range(4)
+    ]
+    assert worker.examine_many([job("Exits", CASE.replace(seed=seed)) for seed in range(2)], ONCE) is None
+    with pytest.raises(UsageError, match="no adapter"):
+        worker.examine_many([Job(CASE, "no-such-adapter")] * 2, ONCE)
+
+
 def test_same_seed_same_bits(worker: WorkerProcess) -> None:
     first, second = (worker.examine(job("ReturnsZero"), ONCE) for _ in range(2))
     assert first.max_abs_diff == second.max_abs_diff
