@@ -47,6 +47,12 @@ def fuzz(
     workers_per_gpu: Annotated[int, typer.Option(help="Workers that share one GPU.")] = 1,
     target: Annotated[bool, typer.Option("--target", help="Climb towards larger error over bound.")] = False,
     coverage: Annotated[bool, typer.Option("--coverage", help="Say which edges and pairs were reached.")] = False,
+    ray: Annotated[
+        str | None, typer.Option("--ray", help="Address of a Ray cluster ('auto', or 'local' to start one).")
+    ] = None,
+    redis: Annotated[
+        str | None, typer.Option("--redis", help="With --ray: URL of a Redis that shares failing examples.")
+    ] = None,
     python: PythonOption = sys.executable,
     reports: ReportsOption = Path("reports"),
     as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
@@ -77,7 +83,15 @@ def fuzz(
         use_target=target,
         python=python,
     )
-    session = Session(options, RunOptions(evidence=evidence, atol=atol, fault=fault, time_limit=time_limit), reports)
+    run_options = RunOptions(evidence=evidence, atol=atol, fault=fault, time_limit=time_limit)
+    if ray is None and redis is not None:
+        raise UsageError("--redis goes with --ray; without a cluster there is nobody to share examples with.")
+    if ray is None:
+        session = Session(options, run_options, reports)
+    else:
+        from harness.fuzzing.distributed import DistributedSession
+
+        session = DistributedSession(options, run_options, reports, address=ray, redis=redis)
     sys.stderr.write(f"seed {options.seed}, profile {profile}, {session.folder}\n")
     result = session.run()
     console = summary_console(stderr=as_json)

@@ -29,12 +29,19 @@ class Finding:
     examples: int
     shrink_runs: int
 
-    @property
-    def signature(self) -> tuple[str, str, str]:
-        """(adapter, named fault or kind of failure, edge): two findings with one signature are the same."""
-        if self.explanation.fault is not None:
-            return (self.adapter, self.explanation.fault, "")
-        return (self.adapter, self.kind, self.edge)
+    def is_same(self, other: Finding) -> bool:
+        """True for two engines' findings of one bug: the same small case, or faults that neither could tell apart.
+
+        Without a named fault: the same kind of failure at the same edge.
+        """
+        if self.adapter != other.adapter or self.kind != other.kind:
+            return False
+        mine, theirs = self.explanation, other.explanation
+        if self.record.case == other.record.case:
+            return True
+        if mine.fault is None or theirs.fault is None:
+            return mine.fault == theirs.fault and self.edge == other.edge
+        return mine.fault == theirs.fault or (mine.fault in theirs.equals and theirs.fault in mine.equals)
 
 
 def name_of(finding: Finding) -> str:

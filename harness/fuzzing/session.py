@@ -108,7 +108,7 @@ class Session:
         self._halt = threading.Event()
         self._lock = threading.Lock()
         self._kernels: list[Kernels] = []
-        self._signatures: set[tuple[str, str, str]] = set()
+        self._accepted: list[Finding] = []
         self._records = RecordWriter(self.folder / "records.jsonl")
         self._steps = RecordWriter(self.folder / "shrinking.jsonl")
 
@@ -234,9 +234,9 @@ class Session:
 
     def on_finding(self, finding: Finding) -> None:
         with self._lock:
-            if finding.signature in self._signatures:
+            if any(finding.is_same(other) for other in self._accepted):
                 return
-            self._signatures.add(finding.signature)
+            self._accepted.append(finding)
             self._records.write(finding.record.replace(suite="fuzz"))
         folder = write_finding(self.folder / "findings", finding, self.options.python)  # may run a script: not locked
         with self._lock:

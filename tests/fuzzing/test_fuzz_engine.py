@@ -9,6 +9,8 @@ import threading
 import pytest
 
 from cases import AttentionCase
+from harness.diagnosis.explaining import Explanation
+from harness.fuzzing.finding import Finding
 from harness.fuzzing.kernels import LocalKernels
 from harness.fuzzing.polishing import polish, simpler_cases
 from harness.fuzzing.signature import Known, edge_of, failure_type, kind_of, traits
@@ -212,3 +214,19 @@ def test_polishing_ends() -> None:
     polish(CASE, lambda case: tried.append(case) is None, steps=50)
     assert len(tried) <= 50
     assert len(set(tried)) == len(tried)
+
+
+def found(case: AttentionCase, fault: str | None, *equals: str, kind: str = "wrong") -> Finding:
+    told = Explanation((), fault, equals=equals)
+    return Finding("a", kind, edge_of(case), wrong(case), wrong(case), told, 1, 1)
+
+
+def test_findings_of_two_engines_that_are_one_bug() -> None:
+    other = CASE.replace(requests=((6, 3), (0, 2)), seed=1)
+    assert found(CASE, "f").is_same(found(other, "f"))
+    assert found(CASE, "f", "g").is_same(found(other, "g", "f"))
+    assert found(CASE, "f").is_same(found(CASE, "g"))  # the same small case
+    assert found(CASE, None).is_same(found(other, None))  # the same edge
+    assert not found(CASE, "f", "g").is_same(found(other, "g"))
+    assert not found(CASE, None).is_same(found(CASE.replace(window_left=None), None))
+    assert not found(CASE, "f").is_same(found(CASE, "f", kind="poisoned"))
