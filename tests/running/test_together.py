@@ -139,6 +139,8 @@ def test_an_adapter_that_hands_out_one_buffer_is_examined_alone() -> None:
     class Static:
         """Returns one buffer for every case, as a captured graph does."""
 
+        name = "static"
+
         def __init__(self) -> None:
             self.inner = load_adapter(ADAPTERS[1])
 
