@@ -82,8 +82,7 @@ def run_task(task: Task) -> TaskResult:
         cases = cases_for(result.declaration, task.options.profile, kernels.mend)
         options = dataclasses.replace(task.options, database=shared_database(task.redis, task.options))
         known = [dataclasses.replace(k, faults=list(k.faults), shapes=list(k.shapes)) for k in task.known]
-        name = result.declaration.name
-        Engine(cases, kernels, options, name, task.run_options, result, known=known).run()
+        Engine(cases, kernels, options, task.run_options, result, known=known).run()
     except UsageError as problem:
         result.problem = str(problem)
     finally:
@@ -227,7 +226,7 @@ class DistributedSession(Session):
         assert result.declaration is not None
         profile = find_profile(self.options.profile)
         empty = EdgeCount(beyond(draw_limits(result.declaration), profile))
-        self.result.coverage.setdefault(result.declaration.name, empty)
+        self.result.coverage.setdefault(adapter, empty)
         for record in result.records:
             self.on_record(record)
         for record in result.steps:

@@ -11,6 +11,7 @@ is flaky is asked at its end, by running it again.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 import time
@@ -98,7 +99,6 @@ class Engine:
     cases: SearchStrategy[AttentionCase]
     kernels: Kernels
     options: EngineOptions
-    name: str  # the adapter's, which for one that came as a file is not options.adapter
     run_options: RunOptions
     listener: Listener
     halt: threading.Event = field(default_factory=threading.Event)
@@ -257,7 +257,7 @@ class Engine:
         return seen
 
     def _run(self, case: AttentionCase) -> Record:
-        record = self.kernels.examine(case, self._run_options()).replace(adapter=self.name)
+        record = self.kernels.examine(case, self._run_options())
         if self.halt.is_set():  # its process may have been ended under it, which says nothing about the case
             raise _Enough
         if record.verdict is Verdict.TIMEOUT:
@@ -272,14 +272,7 @@ class Engine:
         if not self._hung:
             return options
         limit = min(options.time_limit, max(HANG_LIMIT, 10 * self._slowest))
-        return RunOptions(
-            evidence=options.evidence,
-            atol=options.atol,
-            fault=options.fault,
-            time_limit=limit,
-            prepare_limit=options.prepare_limit,
-            rerun=options.rerun,
-        )
+        return dataclasses.replace(options, time_limit=limit)
 
     def _remember(self, record: Record) -> _Seen:
         seen = _Seen(record if record.verdict.is_finding else None)
@@ -382,11 +375,11 @@ class Engine:
 
     def _confirm(self, record: Record, original: Record) -> Record:
         """The shrunk case run again in a fresh process; the original if that alone still fails."""
-        again = self.kernels.confirm(record.case, self._run_options()).replace(adapter=self.name)
+        again = self.kernels.confirm(record.case, self._run_options())
         if again.verdict.is_finding:
             return again
         if original.case != record.case:
-            first = self.kernels.confirm(original.case, self._run_options()).replace(adapter=self.name)
+            first = self.kernels.confirm(original.case, self._run_options())
             if first.verdict.is_finding:
                 return first
         return record.replace(stability=Stability.FLAKY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from cases.schema import AttentionCase
@@ -47,7 +48,12 @@ class Finding:
 def name_of(finding: Finding) -> str:
     """A folder's name: the adapter, and the fault or the kind of failure with the shrunk case's id."""
     what = finding.explanation.fault or f"{finding.kind.partition(':')[0].replace(' ', '-')}-{finding.record.case.id}"
-    return f"{finding.record.adapter.replace('@', '-').replace('/', '-').replace(':', '-')}--{what}"
+    return f"{short_name(finding.adapter)}--{what}"
+
+
+def short_name(adapter: str) -> str:
+    """An adapter's name as part of a file's; of one that came as a file, its class."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", adapter.rpartition(":")[2])
 
 
 def size_of(case: AttentionCase) -> tuple[int, int]:

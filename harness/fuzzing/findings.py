@@ -19,7 +19,7 @@ from cases.corpus_io import read_case_json
 from cases.errors import CaseError
 from cases.schema import AttentionCase
 from harness.errors import UsageError
-from harness.fuzzing.finding import Finding, name_of
+from harness.fuzzing.finding import Finding, name_of, short_name
 from harness.fuzzing.repro import EMULATED, write_repro
 from harness.loading import is_file_spec
 from harness.record_files import replace_text
@@ -65,7 +65,7 @@ def _case_body(finding: Finding, case: AttentionCase) -> dict[str, Any]:
         "case": case.to_json(),
         "finding": {
             "adapter": finding.adapter,
-            "name": record.adapter,
+            "name": short_name(finding.adapter),
             "planted": record.fault,
             "verdict": str(record.verdict),
             "kind": finding.kind,
@@ -85,7 +85,7 @@ def explanation_text(finding: Finding, folder: Path, repro: str) -> str:
     record = finding.record
     planted = f" --fault {record.fault}" if record.fault else ""
     lines = [
-        f"{record.verdict}: {record.adapter}",
+        f"{record.verdict}: {finding.adapter}",
         record.reason,
         "",
         f"case {record.case.id}: {record.case.name}",

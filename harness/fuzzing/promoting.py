@@ -61,7 +61,7 @@ def promote_finding(
 
 
 def _default_name(finding: FindingFolder) -> str:
-    adapter = str(finding.about.get("name", "finding")).replace("@", "-")
+    adapter = str(finding.about.get("name", "finding"))
     what = finding.about.get("fault") or str(finding.about.get("kind", "failure")).partition(":")[0]
     text = f"{adapter}-{what}-{finding.case.id}".lower()
     return re.sub(r"[^a-z0-9.-]+", "-", text).strip("-.")

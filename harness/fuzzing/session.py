@@ -101,7 +101,8 @@ class Session:
         *,
         make_kernels: MakeKernels | None = None,
     ) -> None:
-        self.options, self.run_options = options, run_options
+        self.options = options
+        self.run_options = dataclasses.replace(run_options, explain=False)  # findings are explained, once shrunk
         self.folder = new_session_folder(reports)
         self.result = SessionResult(self.folder)
         self._make = make_kernels or self._worker
@@ -187,7 +188,7 @@ class Session:
             limits = draw_limits(declared)
             with self._lock:
                 count = EdgeCount(beyond(limits, find_profile(self.options.profile)))
-                self.result.coverage.setdefault(declared.name, count)
+                self.result.coverage.setdefault(adapter, count)
             examples = self.options.examples
             options = EngineOptions(
                 adapter=adapter,
@@ -199,7 +200,7 @@ class Session:
                 use_target=self.options.use_target,
             )
             cases = cases_for(declared, self.options.profile, kernels.mend)
-            Engine(cases, kernels, options, declared.name, self.run_options, self, self._halt).run()
+            Engine(cases, kernels, options, self.run_options, self, self._halt).run()
         finally:
             kernels.stop()
 

@@ -127,7 +127,7 @@ def engine_for(kernels: LocalKernels, adapter: str, fault: str | None, listener:
     run_options = RunOptions(fault=fault, rerun=False)
     cases = cases_for(kernels.declaration(), PROFILE, kernels.mend)
     made = EngineOptions(adapter, profile=PROFILE, **options)
-    return Engine(cases, kernels, made, kernels.adapter.name, run_options, listener)
+    return Engine(cases, kernels, made, run_options, listener)
 
 
 # -- cases until a fault shows ---------------------------------------------------------------------

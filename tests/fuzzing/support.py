@@ -42,4 +42,4 @@ def local_engine(adapter: str, fault: str | None = None, kernels: Any = None, **
     kept = Kept()
     cases = cases_for(kernels.declaration(), options.get("profile", "quick"), kernels.mend)
     run_options = RunOptions(fault=fault, rerun=False)
-    return Engine(cases, kernels, EngineOptions(adapter, **options), kernels.adapter.name, run_options, kept), kept
+    return Engine(cases, kernels, EngineOptions(adapter, **options), run_options, kept), kept
