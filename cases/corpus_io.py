@@ -68,8 +68,10 @@ def read_case_json(path: str | Path) -> tuple[AttentionCase, Mapping[str, object
         raise CaseError(f"{path}: cannot be read ({error}).") from None
     try:
         body = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+    except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
+        where = "nested too deep" if isinstance(error, RecursionError) else "a number is too long"
+        if isinstance(error, json.JSONDecodeError):
+            where = f"line {error.lineno}: {error.msg}"
         raise CaseError(f"{path}: is no valid JSON ({where}).") from None
     beside: Mapping[str, object] = {}
     if isinstance(body, Mapping) and "case" in body and "requests" not in body:

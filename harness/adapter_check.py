@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from cases.schema import Poison
 from harness.adapters.capabilities import Capabilities
 from harness.adapters.protocol import PROTOCOL_VERSION, EmptyRow, LseBase, declared
 from harness.errors import UsageError
+from references.traits import UNIT_ROUNDOFF
 
 MEMBERS: dict[str, type] = {
     "name": str,
@@ -16,6 +19,27 @@ MEMBERS: dict[str, type] = {
     "lse_includes_sink": bool,
     "empty_row": EmptyRow,
     "poison": Poison,
+}
+
+
+def _is_dtype(value: Any) -> bool:
+    return value == "input" or value in UNIT_ROUNDOFF
+
+
+DECLARATIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "merge_legs": (lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1, "an integer of 1 or more"),
+    "p_dtype": (_is_dtype, f'"input" or one of {", ".join(UNIT_ROUNDOFF)}'),
+    "row_sum_dtype": (_is_dtype, f'"input" or one of {", ".join(UNIT_ROUNDOFF)}'),
+    "rounded_splits": (lambda v: isinstance(v, bool), "True or False"),
+    "p_normalised": (lambda v: isinstance(v, bool), "True or False"),
+    "masked_score": (
+        lambda v: v is None or (isinstance(v, (int, float)) and math.isfinite(v) and v < 0),
+        "None or a finite negative number",
+    ),
+    "devices": (
+        lambda v: isinstance(v, tuple) and bool(v) and set(v) <= {"cpu", "cuda"},
+        '("cpu",), ("cuda",) or both',
+    ),
 }
 
 
@@ -36,6 +60,11 @@ def protocol_problems(adapter: Any) -> list[str]:
             problems.append(f"member {member!r} is {getattr(adapter, member)!r}; make it a {kind.__name__}")
     problems += [
         f"has no method {method}(...)" for method in ("plan", "run") if not callable(getattr(adapter, method, None))
+    ]
+    problems += [
+        f"declares {member} = {declared(adapter, member)!r}; make it {wanted}"
+        for member, (is_right, wanted) in DECLARATIONS.items()
+        if not is_right(declared(adapter, member))
     ]
     version = declared(adapter, "protocol_version")
     if version != PROTOCOL_VERSION:

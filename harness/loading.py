@@ -31,7 +31,7 @@ def load_from_file(spec: str, what: str) -> Any:
     sys.modules[module_name] = module  # dataclasses look their module up
     try:
         module_spec.loader.exec_module(module)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         del sys.modules[module_name]
         raise UsageError(f"{what} file {path} raised {type(problem).__name__} on import: {problem}.") from problem
     if not hasattr(module, name):

@@ -114,8 +114,9 @@ def read_records(path: Path) -> Iterator[Record]:
             continue
         try:
             body = json.loads(line)
-        except json.JSONDecodeError as problem:
+        except (ValueError, RecursionError) as problem:
             if number == len(lines) and not line.endswith("\n"):
                 return
-            raise UsageError(f"{path} line {number} is no JSON ({problem.msg}); mend or remove the line.") from None
+            said = getattr(problem, "msg", "not to be read")
+            raise UsageError(f"{path} line {number} is no JSON ({said}); mend or remove the line.") from None
         yield Record.from_json(body, f"{path} line {number}")

@@ -33,6 +33,8 @@ class KernelTraits:
     tanh_error:        relative error of the kernel's tanh, for softcap
     rounded_splits:    split-kv partial outputs are rounded to the output dtype before they are merged, at cuts
                        chosen by a heuristic (FlashInfer fa2: `tmp_v` of batch_prefill.cu is of the output dtype)
+    p_normalised:      P is divided by the row sum before it is rounded and multiplied by V, so that equal weights 1/n
+                       are all off by one factor, which a large sum that should cancel shows
     masked_score:      what a masked key gets for <q, k>, before any scale; a visible key must score above it.
                        None: minus infinity (FlashInfer fa2 up to 0.6.18: -5e4, math.cuh)
     dequantises_kv:    fp8 keys and values are multiplied by k_scale and v_scale and rounded to the dtype of q
@@ -46,6 +48,7 @@ class KernelTraits:
     lse_includes_sink: bool = True
     tanh_error: float = HARDWARE_TANH
     rounded_splits: bool = False
+    p_normalised: bool = False
     masked_score: float | None = None
     dequantises_kv: bool = False
 

@@ -81,6 +81,7 @@ class Adapter(Protocol):
 # row_sum_dtype:   dtype of the probabilities that the softmax denominator, and so the LSE, adds up
 #                  ("input": rounded to that of q, which moves the LSE by up to half its epsilon)
 # rounded_splits:  split-kv partial outputs are rounded to the output dtype before they are merged
+# p_normalised:    P is divided by the row sum before it is rounded
 # masked_score:    finite <q, k> that a masked key gets, before any scale; None: minus infinity
 # batch_invariant: a request's rows are bitwise the same whatever the rest of the batch is
 # deterministic:   two runs give the same bits
@@ -92,6 +93,7 @@ ADAPTER_DEFAULTS: dict[str, Any] = {
     "p_dtype": "input",
     "row_sum_dtype": "float32",
     "rounded_splits": False,
+    "p_normalised": False,
     "masked_score": None,
     "batch_invariant": False,
     "deterministic": True,

@@ -82,7 +82,7 @@ def _from_file(spec: str) -> Adapter:
         raise AdapterError(f"{spec} is {type(made).__name__}, not a class; name the adapter's class.")
     try:
         adapter: Adapter = made()
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise AdapterError(
             f"{spec} raised {type(problem).__name__} when built without arguments: {problem}."
         ) from problem
@@ -205,7 +205,7 @@ def _entry_points() -> list[Entry]:
             _refuse_hooks(hooks)
             try:
                 return point.load()()
-            except Exception as problem:
+            except (Exception, SystemExit) as problem:
                 raise AdapterError(
                     f"adapter {point.name} of {point.value} raised {type(problem).__name__}: {problem}."
                 ) from problem

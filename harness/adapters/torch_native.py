@@ -300,6 +300,7 @@ class TorchFlexEager(_TorchFlex):
 
     name = "torch-flex-eager"
     devices = ("cpu", "cuda")
+    p_normalised = True  # _higher_order_ops/flex_attention.py, math_attention: softmax, then a cast
 
     def __init__(self) -> None:
         from torch.nn.attention.flex_attention import flex_attention

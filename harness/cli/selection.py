@@ -16,8 +16,8 @@ from harness.errors import UsageError
 from harness.loading import is_file_spec
 from harness.running.options import Job
 
-# torch's own kernels that need no GPU and no compiling.
-CPU_DEFAULTS = ("torch-sdpa", "torch-flex-eager")
+# torch's own kernels that need no GPU and no compiling, and take no seconds a case.
+CPU_DEFAULTS = ("torch-sdpa",)
 DEFAULT_SUITES = ("smoke", "seeds")
 
 

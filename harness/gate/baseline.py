@@ -163,8 +163,9 @@ def read_baseline(path: Path) -> Baseline:
 def _line(text: str, where: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
-    except json.JSONDecodeError as problem:
-        raise UsageError(f"{where} is no JSON ({problem.msg}); take the baseline from git again.") from None
+    except (ValueError, RecursionError) as problem:
+        said = getattr(problem, "msg", "not to be read")
+        raise UsageError(f"{where} is no JSON ({said}); take the baseline from git again.") from None
     if not isinstance(body, dict):
         raise UsageError(f"{where} is no JSON object; take the baseline from git again.")
     return body

@@ -13,6 +13,7 @@ def kernel_traits(adapter: Adapter) -> KernelTraits:
         merge_legs=declared(adapter, "merge_legs"),
         p_dtype=declared(adapter, "p_dtype"),
         rounded_splits=declared(adapter, "rounded_splits"),
+        p_normalised=declared(adapter, "p_normalised"),
         masked_score=declared(adapter, "masked_score"),
         lse_base=str(adapter.lse_base),
         lse_includes_sink=adapter.lse_includes_sink,

@@ -31,7 +31,10 @@ def adapters_of(python: str) -> list[Entry]:
     if answer.returncode != 0:
         words = [line for line in answer.stderr.strip().splitlines() if line.strip()] or ["no message"]
         raise UsageError(f"{python} cannot list its adapters: {words[-1]}.")
-    listed = json.loads(answer.stdout.splitlines()[-1])
+    try:
+        listed = json.loads(answer.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise UsageError(f"{python} did not list its adapters; is it a Python?") from None
     return [Entry(name, _only_there(python), why_not, emulated) for name, why_not, emulated in listed]
 
 

@@ -30,7 +30,10 @@ class AdapterFailure(Exception):
 
     def __init__(self, stage: str, cause: BaseException) -> None:
         self.verdict = Verdict.OUT_OF_MEMORY if isinstance(cause, torch.cuda.OutOfMemoryError) else Verdict.CRASH
-        text = str(cause).strip().splitlines() or [""]
+        try:
+            text = str(cause).strip().splitlines() or [""]
+        except Exception:  # an exception of an adapter's own, whose text cannot be had either
+            text = ["(its text cannot be read)"]
         super().__init__(f"{stage} raised {type(cause).__name__}: {text[0][:300]}".rstrip(": "))
         self.__cause__ = cause
 
@@ -89,10 +92,24 @@ class Examiner:
                 raise DoesNotFit("the fault has nothing to act on in this case's plan")
         with self.watch.stage("run"), adapter_at_work("run"):
             output = self.adapter.run(plan, batch)
-            if not isinstance(output, AttentionOutput):
-                raise TypeError(f"run returned {type(output).__name__}, the protocol wants AttentionOutput")
+            check_output(output, batch)
             synchronize(self.device)
         return batch, output
+
+
+def check_output(output: object, batch: AttentionBatch) -> None:
+    """Raises TypeError for what is no output of this case: not tensors, or of another dtype or device."""
+    if not isinstance(output, AttentionOutput):
+        raise TypeError(f"run returned {type(output).__name__}, the protocol wants AttentionOutput")
+    for name, tensor in (("out", output.out), ("lse", output.lse)):
+        if tensor is None and name == "lse":
+            continue
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            raise TypeError(f"run returned {name} as {type(tensor).__name__}, the protocol wants a dense tensor")
+        if tensor.device.type != batch.device.type:
+            raise TypeError(f"run returned {name} on {tensor.device}, the batch is on {batch.device}")
+        if not tensor.is_floating_point() or (name == "out" and tensor.dtype != batch.q.dtype):
+            raise TypeError(f"run returned {name} of {tensor.dtype}, the protocol wants {batch.q.dtype} (lse: a float)")
 
 
 @contextmanager
@@ -100,7 +117,7 @@ def adapter_at_work(stage: str) -> Iterator[None]:
     """Whatever leaves an adapter as an exception becomes an AdapterFailure."""
     try:
         yield
-    except Exception as cause:
+    except (Exception, SystemExit) as cause:
         raise AdapterFailure(stage, cause) from cause
 
 
@@ -129,7 +146,11 @@ def examine(
     watch = Stopwatch(device, announce, exact=exact_stages)
     start = time.perf_counter()
     record = Record(case, adapter.name, Verdict.ERROR, fault=options.fault)
-    reason = adapter.capabilities.unsupported(case)
+    try:
+        with adapter_at_work("capabilities"):
+            reason = adapter.capabilities.unsupported(case)
+    except AdapterFailure as failure:
+        return record.replace(verdict=failure.verdict, reason=str(failure))
     if reason is not None:
         return record.replace(verdict=Verdict.UNSUPPORTED, reason=reason)
     level = case.poison.weaker(adapter.poison)

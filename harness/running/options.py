@@ -9,6 +9,7 @@ from typing import Any
 from cases.schema import AttentionCase
 from harness.errors import UsageError
 
+LONGEST_LIMIT = 1e6
 EVIDENCE = ("default", "certificate", "bound", "atol")
 
 
@@ -32,8 +33,8 @@ class RunOptions:
             raise UsageError(f"--evidence is {self.evidence!r}; use one of {', '.join(EVIDENCE)}.")
         if self.atol is not None and not self.atol > 0:
             raise UsageError(f"--atol is {self.atol}; give a positive number.")
-        if not (self.time_limit > 0 and self.prepare_limit > 0):
-            raise UsageError("a time limit must be a positive number of seconds.")
+        if not all(0 < limit <= LONGEST_LIMIT for limit in (self.time_limit, self.prepare_limit)):
+            raise UsageError(f"a time limit must be a number of seconds above 0, at most {LONGEST_LIMIT:g}.")
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

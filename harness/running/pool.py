@@ -25,7 +25,16 @@ from harness.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 END: dict[str, Any] = {"end": True}
+LAST_WORDS_LIMIT = 10.0  # seconds for a worker that closed its pipe to end
+EXPLAIN_LIMIT = 120.0  # seconds for an explanation; the verdict is there before it
 START_LIMIT = 300.0  # seconds for a worker to import its libraries and answer
+
+
+def stage_limit(stage: str, options: RunOptions) -> float:
+    """Seconds that a worker may be silent in a stage."""
+    if stage == "explain":
+        return EXPLAIN_LIMIT
+    return options.prepare_limit if stage in ("start", "prepare") else options.time_limit
 
 
 class WorkerProcess:
@@ -48,6 +57,7 @@ class WorkerProcess:
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.cases_since_start = 0
+        self._requests = 0
         self.versions: dict[str, str] = {}
 
     # -- life ----------------------------------------------------------------------------------
@@ -86,7 +96,8 @@ class WorkerProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(OSError):  # what was not sent is lost with the process
+                    pipe.close()
         self._process = None
 
     # -- work ----------------------------------------------------------------------------------
@@ -109,15 +120,21 @@ class WorkerProcess:
         if not self._send(request):
             return self._lost(lost, "start")
         stage = "start"
+        judged: Record | None = None
         while True:
-            limit = options.prepare_limit if stage in ("start", "prepare") else options.time_limit
+            limit = stage_limit(stage, options)
             reply = self._next_reply(limit)
+            if judged is not None and (reply is None or reply is END):
+                self.stop()
+                return judged.replace(explanation=("the explanation did not end in time.",))
             if reply is None:
                 self.stop()
                 return lost.replace(verdict=Verdict.TIMEOUT, reason=f"no answer within {limit:g} s in {stage}")
             if reply is END:
                 return self._lost(lost, stage)
-            if "stage" in reply:
+            if "judged" in reply:
+                judged, stage = Record.from_json(reply["judged"], "the worker's record"), "explain"
+            elif "stage" in reply:
                 stage = reply["stage"]
             elif "record" in reply:
                 if not reply["healthy"]:
@@ -148,7 +165,7 @@ class WorkerProcess:
         reply: dict[str, Any] | None = {"stage": stage} if self._send(request) else END
         while reply is not None and "stage" in reply:
             stage = reply["stage"]
-            reply = self._next_reply(options.prepare_limit if stage in ("start", "prepare") else options.time_limit)
+            reply = self._next_reply(stage_limit(stage, options))
         if reply is not None and "usage_error" in reply:
             raise UsageError(reply["usage_error"])
         if reply is None or reply.get("records") is None:
@@ -170,7 +187,11 @@ class WorkerProcess:
 
     def _lost(self, record: Record, stage: str) -> Record:
         assert self._process is not None
-        code = self._process.wait()
+        try:
+            code = self._process.wait(timeout=LAST_WORDS_LIMIT)
+        except subprocess.TimeoutExpired:  # it closed its pipe and lives on
+            self._process.kill()
+            code = self._process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         words = self._last_words()
         self.stop()
@@ -181,8 +202,9 @@ class WorkerProcess:
     def _send(self, request: dict[str, Any]) -> bool:
         assert self._process is not None
         assert self._process.stdin is not None
+        self._requests += 1
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.write(json.dumps({**request, "request": self._requests}) + "\n")
             self._process.stdin.flush()
         except (BrokenPipeError, OSError):
             return False
@@ -199,10 +221,14 @@ class WorkerProcess:
 
     def _next_reply(self, limit: float) -> dict[str, Any] | None:
         """The next message, END once the worker has closed its pipe, or None after `limit` seconds."""
-        try:
-            return self._replies.get(timeout=limit)
-        except queue.Empty:
-            return None
+        while True:
+            try:
+                reply = self._replies.get(timeout=limit)
+            except queue.Empty:
+                return None
+            # An answer to an earlier request, from a child that an adapter left behind, is nobody's.
+            if reply is END or reply.get("request") == self._requests:
+                return reply
 
     def _last_words(self) -> str:
         """The last line the worker wrote to standard error."""

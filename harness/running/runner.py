@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from harness.environment import core_count, gpu_ids
+from harness.errors import UsageError
 from harness.record import Record
 from harness.running.options import Job, RunOptions
 from harness.running.pool import WorkerProcess
@@ -100,6 +101,8 @@ def run_jobs(
     Raises UsageError at once if a job is bad use (an unknown adapter, a fault that fits nothing).
     KeyboardInterrupt ends the workers and is passed on.
     """
+    if (workers is not None and workers < 1) or workers_per_gpu < 1:
+        raise UsageError("--workers and --workers-per-gpu take a number of 1 or more.")
     count = min(workers or default_workers(workers_per_gpu), max(1, len(jobs)))
     todo = _Todo(jobs, count, together=options.fault is None and options.atol is None)
     done: queue.SimpleQueue[Record | BaseException] = queue.SimpleQueue()

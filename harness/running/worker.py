@@ -111,7 +111,7 @@ class Worker:
         self.explained[record.adapter] += 1
         from harness.diagnosis.explaining import explain  # heavy, and most runs never need it
 
-        self.reply({"stage": "explain"})
+        self.reply({"stage": "explain", "judged": record.to_json()})
         examiner = Examiner(record.case, adapter, device, Stopwatch(device, lambda _stage: None), mutate)
         return record.replace(explanation=explain(examiner, record, seconds=EXPLAIN_SECONDS).lines)
 
@@ -156,14 +156,21 @@ def _take_stdout() -> TextIO:
 def serve(requests: TextIO, pipe: TextIO, kind: type[Worker] = Worker) -> None:
     """Answer requests until the parent closes the pipe."""
 
+    owner = os.getpid()
+    number = 0
+
     def reply(message: dict[str, Any]) -> None:
-        pipe.write(json.dumps(message) + "\n")
+        if os.getpid() != owner:
+            os._exit(1)  # a child that an adapter forked must not answer in our name
+        pipe.write(json.dumps({**message, "request": number}) + "\n")
         pipe.flush()
 
     worker = kind(reply)
     for line in requests:
         try:
-            worker.handle(json.loads(line))
+            request = json.loads(line)
+            number = request["request"]
+            worker.handle(request)
         except UsageError as problem:
             reply({"usage_error": str(problem)})
         except Exception as problem:  # the harness's own fault: told as ERROR, with its place

@@ -108,6 +108,8 @@ def _code_residual(
         budget += torch.where(merged, roundings, 0.0)
     if traits.merge_legs > 2:
         budget += UNIT_ROUNDOFF[case.dtype] * (2 * traits.merge_legs - 2) * built.sum_bound
+    if traits.p_normalised:
+        budget += traits.p_roundoff(case.dtype) * code.abs()
     if traits.merge_legs > 2 or traits.rounded_splits:
         budget[:, :, list(built.special)] = torch.inf
     budget *= 2 * traits.out_ulp  # a kernel declared good to k ulp only

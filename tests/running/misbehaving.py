@@ -138,3 +138,36 @@ class Prints(MyKernel):
 class NoName:
     def plan(self, batch):
         return None
+
+
+class Forks(MyKernel):
+    """Leaves a child that goes on as if it were the worker, and answers wrongly from the second case on."""
+
+    name = "forks"
+    runs = 0
+
+    def run(self, plan, batch):
+        type(self).runs += 1
+        if type(self).runs == 1:
+            os.fork()
+        good = super().run(plan, batch)
+        return AttentionOutput(good.out + 1) if type(self).runs > 2 else good
+
+
+class ExitsPolitely(MyKernel):
+    name = "exits-politely"
+
+    def run(self, plan, batch):
+        sys.exit(0)
+
+
+class WrongDtype(MyKernel):
+    name = "wrong-dtype"
+
+    def run(self, plan, batch):
+        return AttentionOutput(super().run(plan, batch).out.double())
+
+
+class NoLegs(MyKernel):
+    name = "no-legs"
+    merge_legs = 0

@@ -38,6 +38,8 @@ def worker() -> Iterator[WorkerProcess]:
         ("Segfaults", Verdict.CRASH, "SIGSEGV"),
         ("Raises", Verdict.CRASH, "RuntimeError: not supported"),
         ("ReturnsTensor", Verdict.CRASH, "the protocol wants AttentionOutput"),
+        ("ExitsPolitely", Verdict.CRASH, "SystemExit"),
+        ("WrongDtype", Verdict.CRASH, "torch.float64"),
         ("ReturnsNan", Verdict.WRONG, "NaN"),
         ("ReturnsZero", Verdict.WRONG, "max-abs-diff"),
         ("WrongShape", Verdict.WRONG, "shape"),
@@ -93,6 +95,7 @@ def test_unsupported_is_declared_not_read_from_a_text(worker: WorkerProcess) -> 
         ("/nowhere/file.py:Kernel", "does not exist"),
         (f"{FILE}", "path/to/file.py:ClassName"),
         ("no-such-adapter", "no adapter"),
+        (f"{FILE}:NoLegs", "merge_legs = 0"),
     ],
 )
 def test_bad_adapter_is_one_sentence(worker: WorkerProcess, spec: str, says: str) -> None:
@@ -136,3 +139,17 @@ def test_same_seed_same_bits(worker: WorkerProcess) -> None:
     first, second = (worker.examine(job("ReturnsZero"), ONCE) for _ in range(2))
     assert first.max_abs_diff == second.max_abs_diff
     assert first.evidence == second.evidence
+
+
+def test_a_forked_child_does_not_answer_for_the_worker() -> None:
+    process = WorkerProcess(threads=1)
+    try:
+        records = [
+            process.examine(job("Forks", CASE.replace(seed=s)), RunOptions(evidence="atol", rerun=False))
+            for s in range(4)
+        ]
+    finally:
+        process.stop()
+    assert [record.case.seed for record in records] == [0, 1, 2, 3]
+    assert records[0].verdict is Verdict.PASS
+    assert records[3].verdict is Verdict.WRONG
