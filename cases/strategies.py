@@ -60,7 +60,7 @@ def attention_cases(draw: DrawFn, profile: str | Profile = "quick", limits: Draw
     page_size = draw(_pick(limits.page_sizes))
     fields = _masks(draw, bounds, limits, page_size) | _heads(draw, bounds, limits)
     requests = _requests(draw, bounds, limits, mode, page_size, fields)
-    fields |= _cache(draw, limits, requests, page_size) | _data(draw, limits)
+    fields |= _cache(draw, limits, requests, page_size, fields) | _data(draw, limits)
     execution = _execution(draw, bounds, limits, mode, requests, page_size)
     built = AttentionCase(requests=requests, mode=mode, page_size=page_size, execution=execution, **fields)
     assume(limits.accepts(built))
@@ -172,12 +172,18 @@ def _within_budget(pairs: list[tuple[int, int]], bounds: Profile, fields: dict[s
 PAGE_ORDERS = (PageOrder.CONTIGUOUS, PageOrder.SHUFFLED, PageOrder.REVERSED, PageOrder.INTERLEAVED, PageOrder.FAR_END)
 
 
-def _cache(draw: DrawFn, limits: DrawLimits, requests: Sequence[Request], page_size: int) -> dict[str, Any]:
+FAR_ELEMENTS = 6_000_000  # of a pool whose end is used: past every 16-bit offset, and still filled in milliseconds
+
+
+def _cache(
+    draw: DrawFn, limits: DrawLimits, requests: Sequence[Request], page_size: int, shape: dict[str, Any]
+) -> dict[str, Any]:
     order = draw(_pick(PAGE_ORDERS))
     fields: dict[str, Any] = {"page_order": order, "kv_layout": draw(_pick(limits.kv_layouts))}
     if order is PageOrder.FAR_END:
         owned = sum(pages_owned(request, page_size) for request in requests)
-        fields["pool_pages"] = owned + MIN_SPARE_PAGES + draw(_integers(0, max(64, 2048 // page_size)))
+        page = page_size * shape["num_kv_heads"] * (shape["head_dim_qk"] + shape["head_dim_vo"])
+        fields["pool_pages"] = owned + MIN_SPARE_PAGES + draw(_integers(0, max(64, FAR_ELEMENTS // page)))
     return fields
 
 

@@ -65,6 +65,8 @@ def _plainer_fields(case: AttentionCase) -> Iterator[Changes]:
     for name, value in SIMPLEST.items():
         if getattr(case, name) != value:
             yield {name: value}
+    if case.page_order not in (PageOrder.CONTIGUOUS, PageOrder.REVERSED):
+        yield {"page_order": PageOrder.REVERSED, "pool_pages": None}  # out of order already with two pages
     execution = case.execution
     for name, value in (("num_splits", None), ("workspace", "clean"), ("capture_requests", None)):
         if getattr(execution, name) != value:
