@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from cases.corpus_io import load_case_file
+from harness.cli.explain import CaseArgument, find_case
 from harness.cli.run import (
     AdapterOption,
     AtolOption,
@@ -25,7 +24,7 @@ from harness.running.options import RunOptions
 
 
 def replay(
-    case: Annotated[Path, typer.Argument(help="A case, finding or corpus file (JSON).")],
+    case: CaseArgument,
     adapter: AdapterOption = None,
     fault: FaultOption = None,
     evidence: EvidenceOption = "default",
@@ -34,11 +33,11 @@ def replay(
     reports: ReportsOption = Path("reports"),
     as_json: JsonOption = False,
 ) -> None:
-    """Run one case file again and say what comes out.
+    """Run one case again and say what comes out: a file, or the id of a case in a suite.
 
     Example: `attn-harness replay reports/failures/0123456789ab.json --adapter flash-attn-4`
     """
-    loaded = load_case_file(case)
+    loaded = find_case(case)
     options = RunOptions(evidence=evidence, atol=atol, fault=fault)
     jobs = make_jobs(select_adapters(adapter or ()), [(None, loaded)])
     raise typer.Exit(exit_code(run_and_record(jobs, options, reports, python=python, as_json=as_json)))
