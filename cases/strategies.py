@@ -122,7 +122,7 @@ def _requests(
     most = bounds.max_requests
     least = draw(_pick((1, 1, 1, 1, 1, 1, max(1, most // 2))))  # now and then a full batch
     pairs = draw(_request_lists(bounds, limits, mode, kv_edges, least, most))
-    return _within_budget(pairs, bounds, fields)
+    return within_budget(pairs, bounds, fields)
 
 
 @lru_cache(maxsize=4096)
@@ -150,7 +150,7 @@ def _request_pairs(
     return prefix, extend
 
 
-def _within_budget(pairs: list[tuple[int, int]], bounds: Profile, fields: dict[str, Any]) -> tuple[Request, ...]:
+def within_budget(pairs: list[tuple[int, int]], bounds: Profile, fields: dict[str, Any]) -> tuple[Request, ...]:
     """Cut requests, not draws: the first keep their lengths, later ones get what is left."""
     scores = bounds.max_scores // fields["num_qo_heads"]
     keys = bounds.max_kv_elements // (fields["num_kv_heads"] * (fields["head_dim_qk"] + fields["head_dim_vo"]))

@@ -15,7 +15,7 @@ from typing import Any
 from cases.draw_limits import DrawLimits, Profile
 from cases.errors import CaseError
 from cases.schema import AttentionCase, Execution, Mode, PageOrder, Request
-from cases.strategies import _within_budget
+from cases.strategies import within_budget
 
 # After flashinfer tests/attention/test_batch_prefill_kernels.py and flash-attention tests/test_flash_attn.py, with
 # lengths brought within the quick profile; both fill a batch with requests of one length.
@@ -39,7 +39,7 @@ def uniform_cases(limits: DrawLimits, bounds: Profile, seed: int) -> Iterator[At
             (rng.randint(0, bounds.max_prefix), rng.randint(1, longest))
             for _ in range(rng.randint(1, bounds.max_requests))
         ]
-        requests = _within_budget(lengths, bounds, fields)
+        requests = within_budget(lengths, bounds, fields)
         captured = None
         if mode in limits.graph_modes and rng.random() < 0.5:
             most = max(r.extend_len for r in requests)
@@ -102,7 +102,7 @@ def grid_cases(limits: DrawLimits, bounds: Profile, seed: int) -> Iterator[Atten
             continue
         fields = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim_qk": dim, "head_dim_vo": dim}
         extend = 1 if mode is Mode.DECODE else extend
-        requests = _within_budget([(prefix, extend)] * batch, bounds, fields)
+        requests = within_budget([(prefix, extend)] * batch, bounds, fields)
         try:
             yield AttentionCase(
                 requests=requests,
