@@ -152,7 +152,8 @@ def _of_certificates(record: Record) -> list[str]:
 def _name(suspect: Suspect) -> str:
     fault = suspect.fault
     reports = f"; {', '.join(fault.reports[:2])}" if fault.reports else ""
-    return f"{fault.name}: {fault.summary} (reproduced, residual {suspect.residual:.2f} of the bound{reports})"
+    found = f"class {fault.fault_class}; reproduced, residual {suspect.residual:.2f} of the bound{reports}"
+    return f"{fault.name}: {fault.summary} ({found})"
 
 
 def _explain_failure(observed: Observed, suspects: list[Suspect]) -> Explanation:
