@@ -42,7 +42,7 @@ def listing(
 
 def _adapters() -> list[dict[str, Any]]:
     return [
-        {"name": e.name, "runs": "runs here" if e.why_not is None else "not here:", "why_not": e.why_not}
+        {"name": e.name, "runs": "runs here" if e.why_not is None else "not here", "why_not": e.why_not}
         for e in registry.available()
     ]
 

@@ -45,11 +45,12 @@ def find_tree() -> Tree:
 
 def _installed_root() -> Path:
     spec = importlib.util.find_spec("sglang")
-    if spec is None or not spec.submodule_search_locations:
-        raise SglangUnavailable(
-            f"SGLang is not installed; set {VARIABLE} to a folder that holds sglang/ (`make sglang` makes one)."
-        )
-    return Path(next(iter(spec.submodule_search_locations))).parent
+    for place in (spec and spec.submodule_search_locations) or ():
+        if (Path(place) / "srt").is_dir():  # a folder that is only called so is a namespace package too
+            return Path(place).parent
+    raise SglangUnavailable(
+        f"SGLang is not installed; set {VARIABLE} to a folder that holds sglang/ (`make sglang` makes one)."
+    )
 
 
 def _version(root: Path) -> str:
