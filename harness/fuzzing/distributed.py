@@ -26,11 +26,11 @@ from harness.errors import UsageError
 from harness.fuzzing.coverage import EdgeCount, beyond
 from harness.fuzzing.drawing import cases_for
 from harness.fuzzing.engine import Engine, EngineOptions
-from harness.fuzzing.finding import Finding, name_of
+from harness.fuzzing.finding import Finding
 from harness.fuzzing.kernels import WorkerKernels
+from harness.fuzzing.knowledge import Known
 from harness.fuzzing.limits import Declaration, draw_limits
 from harness.fuzzing.session import Session, SessionOptions
-from harness.fuzzing.signature import Known, traits
 from harness.record import Record
 from harness.running.options import RunOptions
 from harness.running.pool import ROOT
@@ -81,8 +81,7 @@ def run_task(task: Task) -> TaskResult:
         result.declaration = kernels.declaration()
         cases = cases_for(result.declaration, task.options.profile, kernels.mend)
         options = dataclasses.replace(task.options, database=shared_database(task.redis, task.options))
-        known = [dataclasses.replace(k, faults=list(k.faults), shapes=list(k.shapes)) for k in task.known]
-        Engine(cases, kernels, options, task.run_options, result, known=known).run()
+        Engine(cases, kernels, options, task.run_options, result, known=task.known).run()
     except UsageError as problem:
         result.problem = str(problem)
     finally:
@@ -233,9 +232,7 @@ class DistributedSession(Session):
             self.on_shrink(record)
         for finding in result.findings:
             known = self._known.setdefault(adapter, [])
-            told = finding.explanation
-            if told.fault is None or all(k.fault != told.fault for k in known):
-                faults = [] if told.fault is None else [told.fault, *told.equals]
-                shapes = [] if faults else [traits(finding.record.case)]
-                known.append(Known(name_of(finding), finding.kind, told.fault, faults, shapes))
+            fault = finding.explanation.fault
+            if fault is None or all(other.fault != fault for other in known):
+                known.append(Known.of(finding))
             self.on_finding(finding)

@@ -27,10 +27,11 @@ from cases.schema import AttentionCase
 from harness.diagnosis.explaining import Explanation
 from harness.errors import UsageError
 from harness.fuzzing.database import FoundInRound, WriteOnly
-from harness.fuzzing.finding import Finding, name_of, size_of
+from harness.fuzzing.finding import Finding, size_of
 from harness.fuzzing.kernels import Kernels
+from harness.fuzzing.knowledge import Knowledge, Known
 from harness.fuzzing.polishing import polish
-from harness.fuzzing.signature import CaseFails, Known, edge_of, failure_type, kind_of, traits
+from harness.fuzzing.signature import CaseFails, edge_of, failure_type, kind_of
 from harness.record import Record
 from harness.running.options import RunOptions
 from harness.verdict import Stability, Verdict
@@ -38,10 +39,9 @@ from harness.verdict import Stability, Verdict
 ROUND = 2000  # draws of one call of Hypothesis; its tree of what was drawn grows with them
 IDLE_ROUNDS = 3  # rounds in a row without a new case after which there is nothing left to draw
 HANG_LIMIT = 5.0  # seconds: the least that a case is given once one has hung
-RUN_EVERY = 10  # of the cases that a known hang or lost process covers, one in so many is run all the same
 INTERRUPTED = Explanation(("not explained: the session was interrupted.",))
 MOST_WITNESSES = 8
-LOST_IN_A_ROW = 300  # such cases in a row after which the session gives up
+LOST_IN_A_ROW = 300  # cases in a row that a known hang or lost process covers, after which a session gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,9 @@ class Engine:
     run_options: RunOptions
     listener: Listener
     halt: threading.Event = field(default_factory=threading.Event)
-    known: list[Known] = field(default_factory=list)
+    known: tuple[Known, ...] = ()
 
+    knowledge: Knowledge = field(init=False)
     examples: int = 0
     findings: list[Finding] = field(default_factory=list)
     _seen: dict[str, _Seen] = field(default_factory=dict)
@@ -115,7 +116,12 @@ class Engine:
     _until: float = float("inf")
     _slowest: float = 0.0
     _hung: bool = False
-    _passed_over: int = 0
+
+    def __post_init__(self) -> None:
+        self.knowledge = Knowledge(
+            lambda failure, groups: self.kernels.which_known(failure, groups, self._run_options())
+        )
+        self.knowledge.known += self.known
 
     def run(self) -> list[Finding]:
         """Rounds until the budget is spent, `halt` is set, or there is nothing left to draw."""
@@ -225,8 +231,7 @@ class Engine:
             seen = self._shrink_step(case) if self._shrinking else self._draw(case)
         if seen is None or seen.record is None:
             return
-        if seen.asked < len(self.known):
-            seen.known, seen.asked = self._name_of(seen.record), len(self.known)
+        self._ask(seen)
         if seen.known is None:
             kind = kind_of(seen.record)
             self._first.setdefault(kind, seen.record)
@@ -236,7 +241,9 @@ class Engine:
         options = self.options
         if (options.examples is not None and self.examples >= options.examples) or time.monotonic() > self._until:
             raise _Enough
-        if self._is_lost(case):
+        if self.knowledge.is_passed_over(case):
+            if self.knowledge.passed_over >= LOST_IN_A_ROW:
+                raise _Enough
             return None
         record = self._run(case)
         self.examples += 1
@@ -276,46 +283,20 @@ class Engine:
 
     def _remember(self, record: Record) -> _Seen:
         seen = _Seen(record if record.verdict.is_finding else None)
-        if seen.record is not None and self.known:
-            seen.known, seen.asked = self._name_of(record), len(self.known)
+        self._ask(seen)
         self._seen[record.case.id] = seen
         if self._shrinking and seen.record is not None:
             self._trail.append(seen)
         return seen
 
+    def _ask(self, seen: _Seen) -> None:
+        """Which finding a failure belongs to, unless that was asked since the last one was made."""
+        now = len(self.knowledge.known)
+        if seen.record is not None and seen.asked < now:
+            seen.known, seen.asked = self.knowledge.name_of(seen.record), now
+
     def _with_known(self, record: Record, seen: _Seen) -> Record:
         return record if seen.known is None else record.replace(explanation=(f"the same as finding {seen.known}",))
-
-    # -- what is known -------------------------------------------------------------------------
-    def _name_of(self, record: Record) -> str | None:
-        """The earlier finding that a failure belongs to, or None."""
-        kind, shape = kind_of(record), traits(record.case)
-        for known in self.known:
-            if known.looks_like(kind, shape):
-                return known.name
-        explained = [known for known in self.known if known.faults]
-        if not explained:
-            return None
-        culprits = self.kernels.which_known(record, [known.faults for known in explained], self._run_options())
-        if culprits is None:
-            return None
-        for at, fault in culprits:
-            explained[at].prefer(fault)
-        return " and ".join(explained[at].name for at, _ in culprits)
-
-    def _is_lost(self, case: AttentionCase) -> bool:
-        """True for a case that is not run: a known hang or lost process covers it, and each costs a worker."""
-        lethal = [known for known in self.known if known.is_lethal]
-        if not lethal:
-            return False
-        shape = traits(case)
-        if not any(known.looks_like(known.kind, shape) for known in lethal):
-            self._passed_over = 0
-            return False
-        self._passed_over += 1
-        if self._passed_over >= LOST_IN_A_ROW:
-            raise _Enough
-        return self._passed_over % RUN_EVERY != 0
 
     # -- findings ------------------------------------------------------------------------------
     def _smallest(self, failing: list[Record]) -> list[Record]:
@@ -333,33 +314,34 @@ class Engine:
 
     def _settle(self, record: Record, drawn: int, stopped: bool) -> None:
         """Confirm, explain, set aside; a finding that turns out to be an earlier one only teaches its looks."""
-        kind = kind_of(record)
-        original = self._first.get(kind, record)
-        if stopped:
-            finding = self._finding(record, original, INTERRUPTED, drawn)
-        else:
+        if self.knowledge.name_of(record) is not None:  # another kind of what was settled a moment ago
+            return
+        original = self._first.get(kind_of(record), record)
+        confirmed, told = record, INTERRUPTED
+        if not stopped:
             confirmed = self._confirm(record, original)
             told = self.kernels.explain(
                 confirmed,
                 self._witnesses(record, original),
-                [known.faults for known in self.known if known.faults],
+                self.knowledge.groups,
                 self._run_options(),
                 self.options.explain_seconds,
             )
-            if self.halt.is_set():
-                confirmed, told = record, INTERRUPTED
-            finding = self._finding(confirmed.replace(explanation=told.lines), original, told, drawn)
-        shape, fault = traits(finding.record.case), finding.explanation.fault
-        earlier = next((known for known in self.known if fault is not None and known.fault == fault), None)
-        if earlier is not None:  # its fault explains this case too, but did not reproduce it when asked: go by looks
-            earlier.shapes.append(shape)
+        if self.halt.is_set():
+            confirmed, told = record, INTERRUPTED
+        finding = self._finding(confirmed.replace(explanation=told.lines), original, told, drawn)
+        earlier = self.knowledge.with_fault(told.fault)
+        if earlier is None:
+            self.findings.append(finding)
+            self.listener.on_finding(finding)
+        if self.halt.is_set():
+            return
+        if earlier is None:
+            self.knowledge.add(finding, confirmed, record)
+        else:  # its fault explains this case too, but did not reproduce it when asked
+            self.knowledge.learn(earlier, confirmed, record)
             for seen in self._seen.values():
                 seen.asked = 0
-            return
-        faults = [] if fault is None else [fault, *finding.explanation.equals]
-        self.findings.append(finding)
-        self.listener.on_finding(finding)
-        self.known.append(Known(name_of(finding), kind, fault, faults, [] if faults else [shape]))
 
     def _witnesses(self, record: Record, original: Record) -> list[Record]:
         """Cases that failed in the same way on the way to `record`, from small to large, the original last."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from cases.schema import AttentionCase, KvLayout, Mode, PageOrder, Poison
 from harness.record import Record
 from harness.verdict import Verdict
 
-LOST = "crash: the worker died"
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 4096, 8192, 32768, 65536)
 
 
@@ -103,37 +101,6 @@ def edge_of(case: AttentionCase) -> str:
         steps = [n for n in LENGTHS if f"{what} >= {n}" in shown]
         shown -= {f"{what} >= {n}" for n in steps[:-1]}
     return ", ".join(sorted(shown)) or "any case"
-
-
-@dataclass(slots=True)
-class Known:
-    """A finding that was set aside.
-
-    name:   of the finding
-    fault:  the named fault that explains it, or None
-    faults: named faults any of which reproduces it, likeliest first; empty where none does
-    shapes: traits of shrunk cases that are this finding though no fault reproduces them
-    """
-
-    name: str
-    kind: str
-    fault: str | None
-    faults: list[str]
-    shapes: list[frozenset[str]]
-
-    @property
-    def is_lethal(self) -> bool:
-        """True if the failure costs a process: a hang, or a death."""
-        return self.kind == "timeout" or self.kind.startswith(LOST)
-
-    def looks_like(self, kind: str, case_traits: frozenset[str]) -> bool:
-        """For what no fault reproduces: the same kind, and everything that a shrunk case of this finding has."""
-        return self.kind == kind and any(shape <= case_traits for shape in self.shapes)
-
-    def prefer(self, fault: str) -> None:
-        """Put the fault that reproduced one more case first."""
-        self.faults.remove(fault)
-        self.faults.insert(0, fault)
 
 
 class CaseFails(Exception):

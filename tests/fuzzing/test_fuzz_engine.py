@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -12,8 +13,9 @@ from cases import AttentionCase
 from harness.diagnosis.explaining import Explanation
 from harness.fuzzing.finding import Finding
 from harness.fuzzing.kernels import LocalKernels
+from harness.fuzzing.knowledge import Knowledge, Known
 from harness.fuzzing.polishing import polish, simpler_cases
-from harness.fuzzing.signature import Known, edge_of, failure_type, kind_of, traits
+from harness.fuzzing.signature import edge_of, failure_type, kind_of, traits
 from harness.record import Record
 from harness.running.options import RunOptions
 from harness.verdict import Evidence, Stability, Verdict
@@ -173,11 +175,42 @@ def test_each_kind_has_an_exception_type_of_its_own() -> None:
 
 def test_a_case_with_more_to_it_looks_like_a_known_finding() -> None:
     small = AttentionCase(requests=((1, 1),), window_left=0, num_qo_heads=1, num_kv_heads=1)  # type: ignore[arg-type]
-    known = Known("n", "wrong", None, [], [traits(small)])
+    known = Known("n", None, [], [("wrong", traits(small))])
     assert known.looks_like("wrong", traits(CASE))
     assert not known.looks_like("poisoned", traits(CASE))
     assert not known.looks_like("wrong", traits(CASE.replace(window_left=None)))
     assert edge_of(small.replace(window_left=None, page_size=1, page_order="contiguous")) == "prefix"
+
+
+def test_what_was_settled_is_known_whatever_reproduces_it() -> None:
+    """Without this a session would find the same again for ever."""
+    knowledge = Knowledge(lambda record, groups: None)
+    explained, plain = found(CASE, "f", "g"), found(CASE.replace(window_left=None), None)
+    for finding in (explained, plain):
+        knowledge.add(finding, finding.record)
+        assert knowledge.name_of(finding.record) is not None
+    assert knowledge.groups == [["f", "g"]]
+    other = wrong(verdict=Verdict.POISONED)
+    assert knowledge.name_of(other) is None
+    knowledge.learn(knowledge.known[0], other)
+    assert knowledge.name_of(other) == knowledge.known[0].name
+
+
+def test_faults_that_reproduce_more_come_first() -> None:
+    knowledge = Knowledge(lambda record, groups: [(0, "g")])
+    knowledge.add(found(CASE, "f", "g"))
+    assert knowledge.name_of(wrong(CASE.replace(seed=4))) == knowledge.known[0].name
+    assert knowledge.groups == [["g", "f"]]
+
+
+def test_cases_of_a_known_hang_are_passed_over_but_for_one_in_ten() -> None:
+    hang = found(AttentionCase(requests=((1, 1),), page_size=1), None)  # type: ignore[arg-type]
+    record = hang.record.replace(verdict=Verdict.TIMEOUT)
+    knowledge = Knowledge(lambda record, groups: None)
+    assert not knowledge.is_passed_over(CASE)
+    knowledge.add(dataclasses.replace(hang, record=record), record)
+    assert [knowledge.is_passed_over(CASE) for _ in range(10)] == [True] * 9 + [False]
+    assert not knowledge.is_passed_over(AttentionCase(requests=((0, 1),), page_size=1))  # type: ignore[arg-type]
 
 
 # -- polishing -------------------------------------------------------------------------------------
