@@ -76,6 +76,12 @@ def test_two_adapters_two_workers_one_folder(tmp_path: Path) -> None:
     assert len(steps) == result.shrink_runs
 
 
+def test_three_bugs_of_an_outside_adapter_are_three_findings(tmp_path: Path) -> None:
+    result = run_session(tmp_path, f"{WRONG}:ThreeBugs", examples=9, seed=4)
+    assert [f.explanation.fault for f in result.findings] == ["window-one-too-wide", "kv-heads-interleaved", None]
+    assert "counts twice" in "\n".join(result.findings[2].explanation.lines)
+
+
 def test_shards_of_one_adapter_keep_a_finding_once(tmp_path: Path) -> None:
     def local(adapter: str, options: RunOptions, index: int) -> LocalKernels:
         del index

@@ -74,10 +74,7 @@ class LastPartialPageDropped(Kernel):
         return k, v
 
 
-class ThreeBugs(Kernel):
+class ThreeBugs(LastPartialPageDropped, HeadsInterleaved, WindowOneTooLong):
     """All of the above at once."""
 
     name = "three-bugs"
-    first_key = WindowOneTooLong.first_key
-    head_of = HeadsInterleaved.head_of
-    keys = LastPartialPageDropped.keys
