@@ -54,6 +54,18 @@ class CorpusEntry:
     provenance: Provenance
 
 
+class _DuplicateKey(ValueError):
+    """A key that is there twice: one of the two would be dropped in silence."""
+
+
+def _each_key_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for at, (key, _) in enumerate(pairs) if key in dict(pairs[:at]))
+        raise _DuplicateKey(f"has the key {twice!r} twice; keep one")
+    return found
+
+
 def read_case_json(path: str | Path) -> tuple[AttentionCase, Mapping[str, object]]:
     """The case of a file, and what stands beside it ({} for a bare case).
 
@@ -67,7 +79,9 @@ def read_case_json(path: str | Path) -> tuple[AttentionCase, Mapping[str, object
     except (OSError, UnicodeDecodeError) as error:
         raise CaseError(f"{path}: cannot be read ({error}).") from None
     try:
-        body = json.loads(text)
+        body = json.loads(text, object_pairs_hook=_each_key_once)
+    except _DuplicateKey as error:
+        raise CaseError(f"{path}: {error}.") from None
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
         where = "nested too deep" if isinstance(error, RecursionError) else "a number is too long"
         if isinstance(error, json.JSONDecodeError):

@@ -57,6 +57,7 @@ BROKEN = [
     ("{", "is no valid JSON (line 1: Expecting property name enclosed in double quotes)."),
     ("", "is no valid JSON (line 1: Expecting value)."),
     ("[" * 100_000, "is no valid JSON (nested too deep)."),
+    ('{"schema_version": 1, "requests": [[1, 1]], "requests": [[2, 2]]}', "has the key 'requests' twice; keep one."),
     ("[1]", "a case is a JSON object, not list; see `attn-harness list schema`."),
     ({"case": 3}, "a case is a JSON object, not int; see `attn-harness list schema`."),
     ({"case": {"schema_version": 9}}, "schema_version is 9, this release reads up to 1; update attn-harness."),
