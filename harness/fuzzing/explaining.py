@@ -16,7 +16,7 @@ from cases.recipes import make_data
 from cases.schema import AttentionCase
 from harness.diagnosis.explaining import Explanation, confirm, explain
 from harness.diagnosis.observing import find_truth, observe
-from harness.diagnosis.suspects import Court, Effect, vehicles_for
+from harness.diagnosis.suspects import CLEARLY_BETTER, EXPLAINED, Court, Effect, vehicles_for
 from harness.faults.catalogue import CATALOGUE
 from harness.faults.protocol import Fault, compose
 from harness.faults.registry import load_fault
@@ -49,11 +49,16 @@ class Inquest:
         self._without: Effect | None = None
 
     def holds(self, faults: Sequence[Fault]) -> bool:
-        """True if these faults, all at once, give what was seen."""
+        """True if these faults, all at once, give what was seen.
+
+        Less is asked than of an explanation: a failure so slight that a right kernel explains it as well (a cap
+        far above every logit, seen by an LSE alone) still belongs to the known fault that gives it much more nearly.
+        """
         fault = faults[0] if len(faults) == 1 else compose(*faults)
         if self.vehicle is None or not fault.fits(self.vehicle) or not self.court.in_time:
             return False
-        return self.court.explains(self.court.try_one(fault, self.vehicle).residual)
+        residual = self.court.try_one(fault, self.vehicle).residual
+        return residual <= min(EXPLAINED, CLEARLY_BETTER * self.court.without_fault)
 
     def acts(self, fault: Fault) -> bool:
         """True if this fault alone changes anything on this case; beside others one that does not still may."""

@@ -213,6 +213,25 @@ def test_cases_of_a_known_hang_are_passed_over_but_for_one_in_ten() -> None:
     assert not knowledge.is_passed_over(AttentionCase(requests=((0, 1),), page_size=1))  # type: ignore[arg-type]
 
 
+def test_a_failure_too_slight_to_explain_still_belongs_to_what_is_known() -> None:
+    case = AttentionCase(
+        requests=((0, 1),),  # type: ignore[arg-type]
+        num_qo_heads=4,
+        num_kv_heads=1,
+        head_dim_qk=128,
+        head_dim_vo=128,
+        page_size=1,
+        page_order="contiguous",
+        logits_soft_cap=50.0,
+    )
+    kernels = LocalKernels(FA4, "softcap-ignored")
+    options = RunOptions(fault="softcap-ignored", rerun=False)
+    record = kernels.examine(case, options)
+    assert kind_of(record) == "wrong"
+    assert kernels.which_known(record, [["window-ignored"], ["softcap-ignored"]], options) == [(1, "softcap-ignored")]
+    assert kernels.which_known(record, [["window-ignored"]], options) is None
+
+
 # -- polishing -------------------------------------------------------------------------------------
 def test_polishing_leaves_what_the_failure_needs() -> None:
     start = AttentionCase(
