@@ -7,6 +7,8 @@ planned again for every case, as a serving engine keeps them.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ from cases.batch import AttentionBatch, build_batch
 from cases.recipes import torch_dtype
 from cases.schema import AttentionCase, KvLayout, Poison, Request
 from harness.adapters.capabilities import Capabilities
+from harness.adapters.flashinfer_modules import module_name
 from harness.adapters.flashinfer_plans import (
     PagedPass,
     RaggedPass,
@@ -41,6 +44,7 @@ class FlashInferLibrary(Protocol):
     version: str
     is_emulated: bool
     workspace_bytes: int
+    prebuilt: frozenset[str] | None  # names of the modules that can be had; None: any, built when first used
 
     def ragged_wrapper(self, workspace: Tensor, kv_layout: str, backend: str) -> Any: ...
 
@@ -122,6 +126,7 @@ class _FlashInferAdapter(ABC):
     row_sum_dtype = "input"  # prefill.cuh compute_sfm_v: m16k16_rowsum over the 16-bit fragments
     rounded_splits = True  # batch_prefill.cu: DTypeO* tmp_v
     masked_score: float | None = -5e4  # math.cuh `inf`, before sm_scale; see reports/findings/
+    merge_legs = 1
 
     name: str
     capabilities: Capabilities
@@ -137,6 +142,34 @@ class _FlashInferAdapter(ABC):
             self.packages = ()
         else:
             self.devices = ("cuda",)
+        if library.prebuilt is not None:
+            self.capabilities = self._narrowed(library.prebuilt)
+
+    def _modules(self, dtype: str, head_dim: int, window: bool, soft_cap: bool) -> set[str]:
+        """The modules that such a case needs."""
+        windows = {window} if self.merge_legs == 1 else {window, False}  # the prefix leg has no window of its own
+        return {module_name(dtype, head_dim, w, soft_cap, self.backend) for w in windows}
+
+    def _narrowed(self, prebuilt: frozenset[str]) -> Capabilities:
+        """The class's capabilities, less what no module was built for."""
+        declared = type(self).capabilities
+        switches = (False, True)
+        grid = itertools.product(declared.dtypes, declared.head_dims or HEAD_DIMS, switches, switches)
+        taken = [(dtype, dim) for dtype, dim, *masks in grid if self._modules(dtype, dim, *masks) <= prebuilt]
+
+        def rule(case: AttentionCase) -> str | None:
+            masks = (case.window_left is not None, case.logits_soft_cap is not None)
+            missing = self._modules(case.dtype, case.head_dim_qk, *masks) - prebuilt
+            return f"JIT is disabled and {min(missing)} is not prebuilt" if missing else None
+
+        narrowed = dataclasses.replace(declared, rules=(*declared.rules, rule))
+        if not taken:  # the rule says of each case what it misses
+            return narrowed
+        return dataclasses.replace(
+            narrowed,
+            dtypes=tuple(dtype for dtype in declared.dtypes if any(dtype == d for d, _ in taken)),
+            head_dims=tuple(dim for dim in declared.head_dims or HEAD_DIMS if any(dim == d for _, d in taken)),
+        )
 
     def prepare(self, case: AttentionCase) -> None:
         """Build or load the modules that `case` needs: where none is prebuilt, the first use compiles for

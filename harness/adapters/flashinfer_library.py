@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.adapters.flashinfer_modules import prebuilt_modules
 from harness.errors import UsageError
 
 WORKSPACE_BYTES = 256 * 1024 * 1024  # split-kv partials of large batches pass the recommended 128 MiB
@@ -25,6 +28,9 @@ class FlashInfer:
         except ImportError as problem:
             raise UsageError(f"flashinfer cannot be imported: {problem}; install flashinfer-python.") from problem
         self.version = str(self._module.__version__)
+        self.prebuilt: frozenset[str] | None = None
+        if os.environ.get("FLASHINFER_DISABLE_JIT"):  # a module that nobody built ahead of time raises (jit/core.py)
+            self.prebuilt = prebuilt_modules(Path(importlib.import_module("flashinfer.jit.env").FLASHINFER_AOT_DIR))
 
     def ragged_wrapper(self, workspace: Tensor, kv_layout: str, backend: str) -> Any:
         return self._module.BatchPrefillWithRaggedKVCacheWrapper(workspace, kv_layout, backend=backend)
@@ -59,17 +65,6 @@ class FlashInfer:
             kv_last_page_len,
             kv_layout,
         )
-
-
-def module_name(dtype: str, head_dim: int, window: bool, soft_cap: bool, backend: str) -> str:
-    """The name under which FlashInfer caches the module of a plan (jit/attention/modules.py,
-    get_batch_prefill_uri), for prebuilding it."""
-    short = {"bfloat16": "bf16", "float16": "f16"}[dtype]
-    return (
-        f"batch_prefill_with_kv_cache_dtype_q_{short}_dtype_kv_{short}_dtype_o_{short}_dtype_idx_i32_"
-        f"head_dim_qk_{head_dim}_head_dim_vo_{head_dim}_posenc_0_use_swa_{window}_use_logits_cap_{soft_cap}_"
-        f"f16qk_False{'_sm90' if backend == 'fa3' else ''}"
-    )
 
 
 def is_hopper() -> bool:

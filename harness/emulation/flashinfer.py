@@ -43,6 +43,7 @@ class EmulatedFlashInfer:
     name = "flashinfer"
     is_emulated = True
     workspace_bytes = 1 << 16
+    prebuilt: frozenset[str] | None = None
 
     def __init__(self, version: str = "0.6.18.post1", hooks: Hooks | None = None) -> None:
         self.version = version

@@ -128,6 +128,7 @@ MENDS: tuple[Mend, ...] = (
     lambda case: case.replace(head_dim_vo=case.head_dim_qk),
     lambda case: case.replace(window_left=None),
     lambda case: case.replace(num_qo_heads=case.num_kv_heads),
+    lambda case: case.replace(dtype="bfloat16", kv_dtype="bfloat16", k_scale=1.0, v_scale=1.0),
 )
 
 
