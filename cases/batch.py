@@ -33,6 +33,7 @@ class AttentionBatch:
     new_slots:  int64 [total_q], the pool slots of the new rows
     poison:     the level that the unused slots really hold
     new_keys:   int64 [total_q], the rows of data.k and data.v that are new
+    unwritten:  what an output buffer holds before a kernel writes it
     """
 
     case: AttentionCase
@@ -47,6 +48,7 @@ class AttentionBatch:
     new_slots: Tensor
     poison: Poison
     new_keys: Tensor
+    unwritten: float = float("nan")
 
     @property
     def q(self) -> Tensor:
@@ -86,9 +88,9 @@ class AttentionBatch:
         scatter(self.v_pool, self.new_slots, stale_v, self.case.kv_layout)
 
     def empty_output(self) -> Tensor:
-        """[total_q, num_qo_heads, head_dim_vo] of NaN, so that an unwritten row cannot pass."""
+        """[total_q, num_qo_heads, head_dim_vo] of NaN (see `unwritten`), so that an unwritten row cannot pass."""
         shape = (self.case.total_q, self.case.num_qo_heads, self.case.head_dim_vo)
-        return torch.full(shape, float("nan"), dtype=self.q.dtype, device=self.device)
+        return torch.full(shape, self.unwritten, dtype=self.q.dtype, device=self.device)
 
 
 def scatter(pool: Tensor, slots: Tensor, rows: Tensor, layout: KvLayout) -> None:

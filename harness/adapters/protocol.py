@@ -85,6 +85,8 @@ class Adapter(Protocol):
 # masked_score:    finite <q, k> that a masked key gets, before any scale; None: minus infinity
 # batch_invariant: a request's rows are bitwise the same whatever the rest of the batch is
 # deterministic:   two runs give the same bits
+# page_invariant:  the bits do not depend on which pages hold the keys (they may where a kernel loads neighbouring pages
+#                  at once)
 # packages:        distributions whose versions a record keeps
 # devices:         where it can run
 ADAPTER_DEFAULTS: dict[str, Any] = {
@@ -97,6 +99,7 @@ ADAPTER_DEFAULTS: dict[str, Any] = {
     "masked_score": None,
     "batch_invariant": False,
     "deterministic": True,
+    "page_invariant": True,
     "packages": (),
     "devices": ("cuda",),
 }

@@ -27,7 +27,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the records as J
 FaultOption = Annotated[
     str | None, typer.Option("--fault", help="Put this named fault (or file.py:Name) into the adapter.")
 ]
-EvidenceOption = Annotated[str, typer.Option("--evidence", help="default, certificate (all of them), bound or atol.")]
+EvidenceOption = Annotated[
+    str,
+    typer.Option(
+        "--evidence",
+        help="default, certificate (all of them), metamorphic (pages moved, requests reordered or alone, extend in "
+        "two chunks, other poison, the same again), all, bound or atol.",
+    ),
+]
+RepeatsOption = Annotated[
+    int, typer.Option("--repeats", help="Runs on the same inputs that must give the same bits (metamorphic evidence).")
+]
 AtolOption = Annotated[
     float | None, typer.Option("--atol", help="A flat max-abs-diff that must hold too (default: reported only).")
 ]
@@ -42,6 +52,7 @@ def run(
     fault: FaultOption = None,
     evidence: EvidenceOption = "default",
     atol: AtolOption = None,
+    repeats: RepeatsOption = 20,
     workers: Annotated[int | None, typer.Option(help="Worker processes (default: one per GPU, or the cores).")] = None,
     workers_per_gpu: Annotated[int, typer.Option(help="Workers that share one GPU.")] = 1,
     time_limit: Annotated[float, typer.Option(help="Seconds for one case, compiling apart.")] = 120.0,
@@ -54,7 +65,9 @@ def run(
     Example: `attn-harness run --suite seeds --adapter 'flashinfer-*'`
     """
     # A planted fault needs no second and third run to be believed.
-    options = RunOptions(evidence=evidence, atol=atol, fault=fault, time_limit=time_limit, rerun=fault is None)
+    options = RunOptions(
+        evidence=evidence, atol=atol, fault=fault, time_limit=time_limit, rerun=fault is None, repeats=repeats
+    )
     chosen = select_cases(suite or (), cases or (), keyword)
     elsewhere = None if python == sys.executable else adapters_of(python)
     jobs = make_jobs(select_adapters(adapter or (), elsewhere), chosen)

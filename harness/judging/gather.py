@@ -2,6 +2,8 @@
 
     default       the case's own data against its row bound, LSE, FLAT and one more certificate
     certificate   the same with every certificate that applies
+    metamorphic   the case's own data against its row bound, LSE, and the metamorphic relations
+    all           all of the above
     bound         the case's own data against its row bound, and LSE
     atol          the case's own data under a flat tolerance, and LSE
 
@@ -12,11 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from cases.batch import AttentionBatch
@@ -28,28 +28,19 @@ from harness.judging.compare import compare_bound, compare_lse, compare_output
 from harness.judging.kept import golden_of
 from harness.judging.tolerances import default_atol, lse_tolerance
 from harness.judging.traits import kernel_traits, row_sum_traits
+from harness.metamorphic.checking import RunsVariants, metamorphic_evidence
 from harness.running.options import RunOptions
 from harness.verdict import Evidence
 from references.certificates import RECIPES
 from references.error_bounds import lse_bounds, row_bounds
 from references.golden import GoldenOutput
 
-
-class Watch(Protocol):
-    """Times what happens inside `stage(name)` (harness.running.examine.Stopwatch)."""
-
-    def stage(self, name: str) -> AbstractContextManager[None]: ...
+CERTIFYING = ("default", "certificate", "all")
+COMPARING = ("metamorphic", "all")
 
 
-class Runs(Protocol):
+class Runs(RunsVariants, Protocol):
     """What evidence needs of the one who runs the adapter (harness.running.examine.Examiner)."""
-
-    case: AttentionCase
-    adapter: Adapter
-    device: torch.device
-
-    @property
-    def watch(self) -> Watch: ...
 
     def run(self, data: LogicalData | None, poison: Poison) -> tuple[AttentionBatch, AttentionOutput]: ...
 
@@ -78,8 +69,9 @@ def gather_evidence(
     """
     atol = default_atol(runs.case.dtype) if options.atol is None else options.atol
     evidence = _own_data(runs, options, poison, atol) if own is None else own()
-    certificates = _certificates(runs, options, poison) if options.evidence in ("default", "certificate") else []
-    return Outcome((*evidence, *certificates), evidence[0].measure.get("max_abs_diff"), atol)
+    certificates = _certificates(runs, options, poison) if options.evidence in CERTIFYING else []
+    relations = metamorphic_evidence(runs, poison, options.repeats) if options.evidence in COMPARING else []
+    return Outcome((*evidence, *certificates, *relations), evidence[0].measure.get("max_abs_diff"), atol)
 
 
 def _own_data(runs: Runs, options: RunOptions, poison: Poison, atol: float) -> list[Evidence]:
@@ -132,7 +124,7 @@ def judge_own(
 
 def _certificates(runs: Runs, options: RunOptions, poison: Poison) -> list[Evidence]:
     traits = kernel_traits(runs.adapter)
-    names, evidence = chosen_recipes(runs.case, traits, every=options.evidence == "certificate")
+    names, evidence = chosen_recipes(runs.case, traits, every=options.evidence in ("certificate", "all"))
     for name in names:
         with runs.watch.stage("draw"):
             built = RECIPES[name].build(runs.case, runs.device)
