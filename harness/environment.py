@@ -7,15 +7,24 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from importlib import metadata
 
 # A distribution's name here, the key in a record.
 PACKAGES = ("torch", "triton", "flashinfer-python", "flash-attn-4", "flash-attn", "vllm", "sglang", "transformers")
 
 
-@functools.cache
 def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
-    """Versions of the packages that are installed, with Python's own."""
+    """Versions of the packages that are installed, with Python's own.
+
+    Read again once sys.path has changed: SGLang's tree is put there when an adapter is first asked for.
+    """
+    return dict(_versions(packages, tuple(sys.path)))
+
+
+@functools.cache
+def _versions(packages: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
+    del path
     found = {"python": platform.python_version()}
     for package in packages:
         try:
