@@ -9,6 +9,7 @@ from cases.schema import AttentionCase
 from harness.record import Record
 
 CERTIFICATE = "certificate/"
+RELATION = "metamorphic/"
 
 
 def _number(value: Any) -> float | None:

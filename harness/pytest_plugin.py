@@ -156,9 +156,10 @@ def differential(
 ) -> DifferentialCheck:
     """Run the item's case in the kernel worker; the record is kept whatever the verdict."""
     config, job = request.config, request.param
-    options = RunOptions(
-        evidence=config.getoption("--evidence"), atol=config.getoption("--atol"), fault=config.getoption("--fault")
-    )
+    evidence = config.getoption("--evidence")
+    if evidence == "default" and request.node.get_closest_marker("nightly") is not None:
+        evidence = "all"
+    options = RunOptions(evidence=evidence, atol=config.getoption("--atol"), fault=config.getoption("--fault"))
     try:
         record = examine_with_reruns(kernel_worker, job, options)
     except UsageError as problem:

@@ -64,7 +64,9 @@ def bisect(
     adapter: Annotated[str, typer.Option("--adapter", "-a", help="Adapter name, or path/to/file.py:ClassName.")],
     case: Annotated[Path, typer.Option("--case", help="The case's JSON file.")],
     python: Annotated[list[str], typer.Option("--python", help="Interpreter of an environment; in order, repeatable.")],
-    evidence: Annotated[str, typer.Option("--evidence", help="default, certificate, bound or atol.")] = "default",
+    evidence: Annotated[
+        str, typer.Option("--evidence", help="default, certificate, metamorphic, all, bound or atol.")
+    ] = "default",
 ) -> None:
     """Name the first environment, in the order given, in which the case's verdict changes.
 

@@ -31,6 +31,10 @@ def explain(
     case: CaseArgument,
     adapter: OneAdapter,
     fault: PlantedFault = None,
+    evidence: Annotated[
+        str,
+        typer.Option("--evidence", help="What to judge it by: default, certificate, metamorphic, all, bound or atol."),
+    ] = "default",
     seconds: Annotated[float, typer.Option(help="Time limit of the diagnosis.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
@@ -42,7 +46,7 @@ def explain(
     """
     found = find_case(case)
     examiner = make_examiner(found, adapter, fault)
-    options = RunOptions(fault=fault, rerun=False)
+    options = RunOptions(evidence=evidence, fault=fault, rerun=False)
     record = examine(found, examiner.adapter, options, examiner.device, mutate_plan=examiner.mutate_plan)
     said = explain_record(examiner, record, seconds=seconds)
     if as_json:

@@ -87,7 +87,9 @@ def gate(
         bool, typer.Option("--launch-known-crashes", help="Run what the ledger says crashes or hangs, too.")
     ] = False,
     repeat: Annotated[int, typer.Option("--repeat", help="Run each case this often: --update learns the spread.")] = 1,
-    evidence: Annotated[str, typer.Option("--evidence", help="default, certificate, bound or atol.")] = "default",
+    evidence: Annotated[
+        str, typer.Option("--evidence", help="default, certificate, metamorphic, all, bound or atol.")
+    ] = "default",
     time_limit: Annotated[float, typer.Option("--time-limit", help="Seconds for one case, compiling apart.")] = 120.0,
     workers: Annotated[int | None, typer.Option("--workers", help="Worker processes.")] = None,
     workers_per_gpu: Annotated[int, typer.Option("--workers-per-gpu", help="Workers that share one GPU.")] = 1,

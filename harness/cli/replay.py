@@ -15,6 +15,7 @@ from harness.cli.run import (
     FaultOption,
     JsonOption,
     PythonOption,
+    RepeatsOption,
     ReportsOption,
     run_and_record,
 )
@@ -29,6 +30,7 @@ def replay(
     fault: FaultOption = None,
     evidence: EvidenceOption = "default",
     atol: AtolOption = None,
+    repeats: RepeatsOption = 20,
     python: PythonOption = sys.executable,
     reports: ReportsOption = Path("reports"),
     as_json: JsonOption = False,
@@ -38,6 +40,6 @@ def replay(
     Example: `attn-harness replay reports/failures/0123456789ab.json --adapter flash-attn-4`
     """
     loaded = find_case(case)
-    options = RunOptions(evidence=evidence, atol=atol, fault=fault)
+    options = RunOptions(evidence=evidence, atol=atol, fault=fault, repeats=repeats)
     jobs = make_jobs(select_adapters(adapter or ()), [(None, loaded)])
     raise typer.Exit(exit_code(run_and_record(jobs, options, reports, python=python, as_json=as_json)))

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.figures import RELATION
 from harness.record import Record
 from harness.verdict import Verdict
 
@@ -43,12 +44,27 @@ def print_summary(console: Console, records: Sequence[Record], replay_files: dic
             console.print(f"  run three times: {record.stability}", markup=False)
         if record.case.id in replay_files:
             fault = f" --fault {record.fault}" if record.fault else ""
+            fault += " --evidence metamorphic" if _only_a_relation_fails(record) else ""
             console.print(
                 f"  attn-harness replay {replay_files[record.case.id]} --adapter {record.adapter}{fault}", markup=False
             )
     if len(findings) > SHOWN_FINDINGS:
         console.print(f"\n... and {len(findings) - SHOWN_FINDINGS} more; every one is in the records.")
+    _print_relations(console, records)
     _print_unsupported(console, records)
+
+
+def _only_a_relation_fails(record: Record) -> bool:
+    failed = [e.kind for e in record.evidence if e.passed is False and e.decides]
+    return bool(failed) and all(kind.startswith(RELATION) for kind in failed)
+
+
+def _print_relations(console: Console, records: Sequence[Record]) -> None:
+    """One line for each metamorphic relation, where any was gathered."""
+    outcomes = Counter((e.kind, e.passed) for r in records for e in r.evidence if e.kind.startswith(RELATION))
+    for kind in dict.fromkeys(kind for kind, _ in outcomes):
+        held, broken, not_run = (outcomes[kind, passed] for passed in (True, False, None))
+        console.print(f"{kind}: held on {held} cases, broken on {broken}, not run on {not_run}", markup=False)
 
 
 def _table(records: Sequence[Record]) -> Table:

@@ -25,9 +25,11 @@ from harness.diagnosis.xray import LEVEL, MAX_RUNS, Attended, attended_matrix, r
 from harness.diagnosis.xray_words import guess_class, row_differences, say_differences
 from harness.faults.registry import load_fault
 from harness.faults.shots import Range
+from harness.figures import RELATION
 from harness.record import Record
 from harness.running.examine import AdapterFailure, DoesNotFit, Examiner
 from harness.verdict import Verdict
+from references.certificates import RECIPES
 
 MAX_LINES = 12
 SMALL = 1 << 22  # scores (rows * keys * heads) up to which suspects are run on the whole case
@@ -80,7 +82,7 @@ def explain(examiner: Examiner, record: Record, *, seconds: float = 30.0, range_
 def _failed_recipes(record: Record) -> list[str]:
     """Certificates that failed, FLAT apart."""
     failed = (e.kind.removeprefix("certificate/") for e in record.evidence if e.passed is False and "/" in e.kind)
-    return [name for name in failed if name != "flat"]
+    return [name for name in failed if name in RECIPES and name != "flat"]
 
 
 def confirm(explanation: Explanation, original: Examiner, *, range_: Range | None = None) -> Explanation:
@@ -145,8 +147,8 @@ def _told(
 
 
 def _of_certificates(record: Record) -> list[str]:
-    """What a certificate said, where nothing else is wrong."""
-    return [f"only a certificate fails: {e.message}" for e in record.evidence if e.passed is False and "/" in e.kind]
+    """What a certificate or a metamorphic check said, where nothing else is wrong."""
+    return [f"only {e.kind} fails: {e.message}" for e in record.evidence if e.passed is False and "/" in e.kind]
 
 
 def _name(suspect: Suspect) -> str:
@@ -171,6 +173,10 @@ def _explain_failure(observed: Observed, suspects: list[Suspect]) -> Explanation
 
 def _like_no_fault(record: Record, truth: Truth, observed: Observed, wrong: Tensor) -> tuple[str, ...]:
     """The emulation of this path gives the same without any fault: a property of the path, or too small to see."""
+    related = [f"{e.kind}: {e.message}" for e in record.evidence if e.passed is False and e.kind.startswith(RELATION)]
+    if related and not bool(wrong.any()):
+        first = "every row is within its bound, but what should give the same answer does not:"
+        return (first, *related)[:MAX_LINES]
     if not bool(wrong.any()):
         error = max(float(((one.out - truth.golden.out).abs() / (truth.bound + 1e-30)).max()) for one in observed.own)
         return (

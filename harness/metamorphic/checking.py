@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from cases.batch import AttentionBatch
 from cases.recipes import LogicalData, make_data
 from cases.schema import AttentionCase, Poison
 from harness.adapters.protocol import Adapter, AttentionOutput, declared
+from harness.figures import RELATION
 from harness.judging.compare import check_shape, finite, natural_lse
 from harness.judging.kept import golden_of
 from harness.judging.tolerances import lse_tolerance
@@ -32,7 +33,6 @@ from harness.verdict import Evidence
 from references.error_bounds import lse_bounds, row_bounds
 from references.golden import golden_attention
 
-KIND = "metamorphic/"
 # The first says whether comparing bits means anything.
 RELATIONS: tuple[Relation, ...] = (
     Determinism(),
@@ -42,7 +42,7 @@ RELATIONS: tuple[Relation, ...] = (
     BatchComposition(),
     ChunkedExtend(),
 )
-DETERMINISM = KIND + RELATIONS[0].name
+DETERMINISM = RELATION + RELATIONS[0].name
 
 
 class Watch(Protocol):
@@ -117,7 +117,7 @@ def metamorphic_evidence(runs: RunsVariants, level: Poison, repeats: int) -> lis
     )
     first = next(runs.variant(case, data, level, "the first run", None, 1))
     if _misshapen(case, first) is not None:
-        return [Evidence(KIND + r.name, None, message="the output has another shape than it should") for r in RELATIONS]
+        return _none_of(RELATIONS, "the output has another shape than it should")
     # A path may write every output to the same memory.
     first = AttentionOutput(first.out.clone(), None if first.lse is None else natural_lse(first.lse, adapter.lse_base))
     bounds = _Bounds(subject, adapter)
@@ -126,18 +126,19 @@ def metamorphic_evidence(runs: RunsVariants, level: Poison, repeats: int) -> lis
         evidence.append(_check(relation, subject, runs, first, bounds))
         if evidence[-1].kind == DETERMINISM and evidence[-1].passed is False:
             # No difference between two runs says anything about their inputs any more.
-            return [
-                *evidence,
-                *(Evidence(KIND + r.name, None, message="two runs differ as it is") for r in RELATIONS[1:]),
-            ]
+            return evidence + _none_of(RELATIONS[1:], "two runs on the same inputs differ")
     return evidence
+
+
+def _none_of(relations: Sequence[Relation], reason: str) -> list[Evidence]:
+    return [Evidence(RELATION + relation.name, None, message=reason) for relation in relations]
 
 
 def _check(
     relation: Relation, subject: Subject, runs: RunsVariants, first: AttentionOutput, bounds: _Bounds
 ) -> Evidence:
     """Evidence of one relation: ends with the first variant that does not hold."""
-    kind, reason = KIND + relation.name, relation.not_run(subject)
+    kind, reason = RELATION + relation.name, relation.not_run(subject)
     if reason is not None:
         return Evidence(kind, None, message=reason)
     measure: dict[str, Any] = {"runs": 0, "bitwise": True, "max_abs_diff": 0.0, "max_lse_diff": None, "ratio": None}

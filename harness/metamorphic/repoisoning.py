@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from cases.batch import AttentionBatch, scatter
+from cases.batch import AttentionBatch
+from cases.pools import scatter
 from cases.ragged import packed_rows
 from cases.schema import AttentionCase, KvLayout, Poison
 from harness.metamorphic.relation import Subject, Variant, all_rows
