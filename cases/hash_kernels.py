@@ -8,6 +8,7 @@ definition: what is here is compared with its bits, and without Triton it is use
 from __future__ import annotations
 
 import functools
+import importlib
 import warnings
 from typing import Any
 
@@ -31,13 +32,13 @@ def fast(kind: str, rows: Tensor, columns: int) -> Tensor | None:
     """
     if rows.device.type == "cpu":
         return hash_numpy.draw(rows, columns, kind, SUM_OF_FOUR_MEAN, SUM_OF_FOUR_FACTOR)
-    kernels = _kernels() if rows.device.type == "cuda" else None
-    if kernels is None:
+    found = kernels() if rows.device.type == "cuda" else None
+    if found is None:
         return None
     out = torch.empty((rows.numel(), columns), dtype=torch.float32, device=rows.device)
     if out.numel():
         grid = (-(-out.numel() // BLOCK),)
-        kernels.draw[grid](rows.contiguous(), out, out.numel(), columns, kind == "normal", BLOCK)
+        found.draw[grid](rows.contiguous(), out, out.numel(), columns, kind == "normal", BLOCK)
     return out
 
 
@@ -47,27 +48,34 @@ def fast_row_keys(stream: int, request: Tensor, position: Tensor) -> Tensor | No
         return None
     if request.device.type == "cpu":
         return hash_numpy.row_keys(stream, request, position)
-    kernels = _kernels() if request.device.type == "cuda" else None
-    if kernels is None:
+    found = kernels() if request.device.type == "cuda" else None
+    if found is None:
         return None
     out = torch.empty(request.shape, dtype=torch.int64, device=request.device)
     if out.numel():
         grid = (-(-out.numel() // BLOCK),)
-        kernels.row_keys[grid](request.contiguous(), position.contiguous(), out, stream, out.numel(), BLOCK)
+        found.row_keys[grid](request.contiguous(), position.contiguous(), out, stream, out.numel(), BLOCK)
     return out
 
 
 @functools.cache
-def _kernels() -> Any:
-    """The module of kernels, or None: no Triton, or no compiler for its launchers."""
+def kernels(module: str = "hash_triton") -> Any:
+    """A module of Triton kernels in `cases`, or None: no Triton, or no compiler for its launchers."""
     try:
-        from cases import hash_triton
+        found = importlib.import_module(f"cases.{module}")
     except ImportError:
         return None
+    return found if _triton_works() else None
+
+
+@functools.cache
+def _triton_works() -> bool:
+    from cases import hash_triton
+
     try:
         rows, out = torch.zeros(1, dtype=torch.int64, device="cuda"), torch.empty(1, device="cuda")
         hash_triton.draw[(1,)](rows, out, 1, 1, True, BLOCK)
     except Exception as problem:  # whatever Triton's toolchain raises; the torch path gives the same bits
         warnings.warn(f"drawing without fused kernels: {type(problem).__name__}: {problem}", stacklevel=2)
-        return None
-    return hash_triton
+        return False
+    return True

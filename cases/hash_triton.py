@@ -14,21 +14,40 @@ def _mix(x):
     return x ^ (x >> 31)
 
 
+@triton.jit
+def key_of(request, position, stream):
+    """counter_hash.row_keys, as unsigned integers."""
+    key = _mix(request * 0x9E3779B97F4A7C15 + stream.to(tl.int64).to(tl.uint64))
+    return _mix(key + position * 0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def _bits(key, column):
+    return _mix(key + (column + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def normal_of(key, column):
+    """counter_hash.normal of an unsigned row key."""
+    x = _bits(key, column)
+    total = (x & 0xFFFF) + ((x >> 16) & 0xFFFF) + ((x >> 32) & 0xFFFF) + (x >> 48)
+    # The integer is exact in fp32, and one product rounds once (SUM_OF_FOUR_* of hash_kernels).
+    return (total.to(tl.int32) - 131070).to(tl.float32) * 2.6428997921303014e-05
+
+
+@triton.jit
+def sign_of(key, column):
+    """counter_hash.signs of an unsigned row key."""
+    return tl.where(_bits(key, column) >> 63 == 1, -1.0, 1.0)
+
+
 @triton.jit(do_not_specialize=["count", "columns"])
 def draw(rows, out, count, columns, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
     """out[i] for i < count, row keys rows[i // columns]: counter_hash.normal, or signs."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    row = at // columns
-    key = tl.load(rows + row, mask=inside, other=0).to(tl.uint64)
-    counter = (at - row * columns + 1).to(tl.uint64)
-    x = _mix(key + counter * 0x9E3779B97F4A7C15)
-    if NORMAL:
-        total = (x & 0xFFFF) + ((x >> 16) & 0xFFFF) + ((x >> 32) & 0xFFFF) + (x >> 48)
-        # The integer is exact in fp32, and one product rounds once (SUM_OF_FOUR_* of hash_kernels).
-        value = (total.to(tl.int32) - 131070).to(tl.float32) * 2.6428997921303014e-05
-    else:
-        value = tl.where(x >> 63 == 1, -1.0, 1.0)
+    key = tl.load(rows + at // columns, mask=inside, other=0).to(tl.uint64)
+    value = normal_of(key, at % columns) if NORMAL else sign_of(key, at % columns)
     tl.store(out + at, value, mask=inside)
 
 
@@ -39,6 +58,4 @@ def row_keys(request, position, out, stream, count, BLOCK: tl.constexpr):
     inside = at < count
     of_request = tl.load(request + at, mask=inside, other=0).to(tl.uint64)
     of_position = tl.load(position + at, mask=inside, other=0).to(tl.uint64)
-    key = _mix(of_request * 0x9E3779B97F4A7C15 + stream.to(tl.int64).to(tl.uint64))
-    key = _mix(key + of_position * 0x9E3779B97F4A7C15)
-    tl.store(out + at, key.to(tl.int64), mask=inside)
+    tl.store(out + at, key_of(of_request, of_position, stream).to(tl.int64), mask=inside)

@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cases.batch import AttentionBatch, build_batch, scatter
+from cases.batch import AttentionBatch, build_batch
+from cases.pools import scatter
 from cases.schema import AttentionCase, Execution, KvLayout, Mode, Poison
 from harness.adapters.capabilities import Capabilities, Rule
 from harness.adapters.flash_attention_plans import (

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import AttentionCase, PageOrder, Poison, Request
-from cases.batch import POISON_V, AttentionBatch, build_batch, scatter
+from cases.batch import AttentionBatch, build_batch
 from cases.paging import make_paging
+from cases.pools import POISON_V, scatter
 from cases.ragged import kv_rows
 from cases.recipes import make_data
 from cases.schema import MIN_SPARE_PAGES, KvLayout

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cases.batch import POISON_V
 from cases.paging import make_paging
+from cases.pools import POISON_V
 from cases.schema import AttentionCase, KvLayout, Poison
 
 MOST_PAGES = 600  # entries of a page table that are still written out
