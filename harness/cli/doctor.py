@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from cases.schema import AttentionCase, Request
+from cases.suites import load_suite
 from harness.adapter_check import protocol_problems
 from harness.adapters import registry
 from harness.adapters.sglang.report import sglang_report
 from harness.environment import core_count, gpu_ids, installed_versions
+from harness.errors import UsageError
 from harness.running.options import Job, RunOptions
 from harness.running.runner import make_worker
 from harness.verdict import Verdict
@@ -24,17 +27,51 @@ PROBE = AttentionCase(requests=(Request(5, 3), Request(0, 2)), window_left=4)
 
 def doctor(
     adapter: Annotated[
-        str | None, typer.Option("--adapter", "-a", help="Check this adapter against the protocol and try one case.")
+        list[str] | None,
+        typer.Option(
+            "--adapter",
+            "-a",
+            help="Check this adapter against the protocol and try one case; with --prebuild: build for it. Repeatable.",
+        ),
+    ] = None,
+    suites: Annotated[
+        list[str] | None,
+        typer.Option("--prebuild", metavar="SUITE", help="Compile what this suite's cases need; repeatable."),
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", help="Compute capability to build for, as 9.0a (default: the GPU here).")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Compilers at once (default: the cores).")] = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="Pack what was built into this .tar.xz, for another machine.")
+    ] = None,
+    parcel: Annotated[
+        Path | None, typer.Option("--import", help="Lay out a file of --export where the libraries look.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Say what is installed, which adapters can run here, and why the others cannot.
 
-    Example: `attn-harness doctor --adapter my_kernel.py:MyKernel`
+    Examples:
+
+    - `attn-harness doctor --adapter my_kernel.py:MyKernel`
+    - `attn-harness doctor --prebuild smoke --arch 9.0a --export smoke.tar.xz`
+    - `attn-harness doctor --import smoke.tar.xz`
     """
+    if not suites and (arch is not None or jobs is not None or export is not None):
+        raise UsageError("--arch, --jobs and --export go with --prebuild SUITE.")
+    if suites and parcel is not None:
+        raise UsageError("--import lays out what --prebuild built elsewhere; use one of them.")
+    if suites or parcel is not None:
+        from harness.prebuild.command import Wish, import_parcel, prebuild
+
+        if parcel is not None:
+            raise typer.Exit(import_parcel(parcel, as_json=as_json))
+        cases = tuple(case for suite in suites or () for case in load_suite(suite))
+        raise typer.Exit(prebuild(Wish(cases, tuple(adapter or ()), arch, jobs, export), as_json=as_json))
     console = Console()
-    if adapter is not None:
-        raise typer.Exit(_check_one(console, adapter))
+    if adapter:
+        raise typer.Exit(max(_check_one(console, spec) for spec in adapter))
     facts: dict[str, Any] = {
         "versions": installed_versions(),
         "gpus": list(gpu_ids()),
