@@ -365,3 +365,13 @@ def test_missing_fields_take_their_defaults() -> None:
 )
 def test_names_say_what_is_unusual(built: AttentionCase, name: str) -> None:
     assert built.name == name
+
+
+def test_the_words_of_a_case_are_still_imported_from_the_schema() -> None:
+    """Outside adapters and case files were written against cases.schema before it was split."""
+    from cases import schema, vocabulary
+
+    for name in schema.__all__:
+        assert getattr(schema, name) is not None
+    assert all(getattr(schema, n) is getattr(vocabulary, n) for n in schema.__all__ if hasattr(vocabulary, n))
+    assert {"Mode", "Poison", "pages_owned", "MIN_SPARE_PAGES", "DTYPES"} <= set(schema.__all__)
