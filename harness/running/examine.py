@@ -7,11 +7,15 @@ It may crash the process it runs in; callers that must survive use a worker (har
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,9 +30,14 @@ from harness.record import Record
 from harness.running.options import RunOptions
 from harness.verdict import Evidence, Verdict
 
+HERE = Path(__file__).parent  # frames of the harness's own running
+
 
 class AdapterFailure(Exception):
-    """The adapter raised. `verdict` is CRASH or OUT_OF_MEMORY; an exception text is never read for more."""
+    """The adapter raised. `verdict` is CRASH or OUT_OF_MEMORY; an exception text is never read for more.
+
+    place: file:line in the adapter's own file where it raised, or called what raised; "" if it was not its code
+    """
 
     def __init__(self, stage: str, cause: BaseException) -> None:
         self.verdict = Verdict.OUT_OF_MEMORY if isinstance(cause, torch.cuda.OutOfMemoryError) else Verdict.CRASH
@@ -38,6 +47,23 @@ class AdapterFailure(Exception):
             text = ["(its text cannot be read)"]
         super().__init__(f"{stage} raised {type(cause).__name__}: {text[0][:300]}".rstrip(": "))
         self.__cause__ = cause
+        self.place = _place_of(cause)
+
+    @property
+    def reason(self) -> str:
+        """What a record says: the words and the place."""
+        return f"{self} (at {self.place})" if self.place else str(self)
+
+
+def _place_of(cause: BaseException) -> str:
+    """The last line of the file that the harness called into: what lies deeper is a library's."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(cause.__traceback__)]
+    theirs = [(file, line) for file, line in frames if Path(file).parent != HERE and file != contextlib.__file__]
+    own = [(file, line) for file, line in theirs if file == theirs[0][0]]
+    if not own:
+        return ""
+    file, line = own[-1]
+    return f"{os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else file}:{line}"
 
 
 class DoesNotFit(Exception):
@@ -189,7 +215,7 @@ def examine(
         with adapter_at_work("capabilities"):
             reason = adapter.capabilities.unsupported(case)
     except AdapterFailure as failure:
-        return record.replace(verdict=failure.verdict, reason=str(failure))
+        return record.replace(verdict=failure.verdict, reason=failure.reason)
     if reason is not None:
         return record.replace(verdict=Verdict.UNSUPPORTED, reason=reason)
     level = case.poison.weaker(adapter.poison)
@@ -201,7 +227,7 @@ def examine(
         outcome = gather_evidence(examiner, options, level, own)
         record = _judge(examiner, options, level, outcome, record)
     except AdapterFailure as failure:
-        record = record.replace(verdict=failure.verdict, reason=str(failure))
+        record = record.replace(verdict=failure.verdict, reason=failure.reason)
     except DoesNotFit as unfit:
         record = record.replace(verdict=Verdict.UNSUPPORTED, reason=str(unfit))
     watch.seconds["total"] = time.perf_counter() - start

@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
 
+import torch
 from my_kernel import MyKernel
 
 from cases.schema import AttentionCase
@@ -171,3 +172,10 @@ class WrongDtype(MyKernel):
 class NoLegs(MyKernel):
     name = "no-legs"
     merge_legs = 0
+
+
+class RaisesInALibrary(MyKernel):
+    name = "raises-in-a-library"
+
+    def run(self, plan, batch):
+        return torch.nn.functional.softmax(batch.q, dim=17)  # the call that raises

@@ -52,6 +52,28 @@ def test_verdict(worker: WorkerProcess, name: str, verdict: Verdict, says: str) 
     assert (record.verdict, says in record.reason) == (verdict, True), record.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "says", "line"),
+    [
+        ("Raises", "run raised RuntimeError: not supported: out of memory (at ", "raise RuntimeError("),
+        ("RaisesInALibrary", "run raised IndexError: Dimension out of range", "# the call that raises"),
+    ],
+)
+def test_what_an_adapter_raised_is_told_with_its_line(worker: WorkerProcess, name: str, says: str, line: str) -> None:
+    number = next(n for n, text in enumerate(FILE.read_text().splitlines(), 1) if line in text)
+    for record in (
+        worker.examine(job(name), ONCE),
+        *(worker.examine_many([job(name, CASE.replace(seed=s)) for s in (1, 2)], ONCE) or ()),
+    ):
+        assert record.verdict is Verdict.CRASH
+        assert record.reason.startswith(says)
+        assert record.reason.endswith(f"misbehaving.py:{number})")
+
+
+def test_a_wrong_kind_of_output_is_no_line_of_the_adapter(worker: WorkerProcess) -> None:
+    assert ".py:" not in worker.examine(job("ReturnsTensor"), ONCE).reason
+
+
 def test_worker_is_replaced_after_each_death(worker: WorkerProcess) -> None:
     verdicts = [worker.examine(job(name), ONCE).verdict for name in ("Exits", "MyKernel", "Segfaults", "MyKernel")]
     assert verdicts == [Verdict.CRASH, Verdict.PASS, Verdict.CRASH, Verdict.PASS]
