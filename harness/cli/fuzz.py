@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.cli.interrupts import INTERRUPTED, nothing_to_keep
 from harness.cli.run import AtolOption, EvidenceOption, FaultOption, PythonOption, ReportsOption
 from harness.cli.selection import select_adapters
 from harness.cli.summary import summary_console
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from harness.fuzzing.session import SessionOptions, SessionResult
 
 DEFAULT_MINUTES = 5.0
-INTERRUPTED = 130
 RARE = 12  # edges and pairs listed at most
 
 
@@ -64,7 +64,8 @@ def fuzz(
     Example: `attn-harness fuzz --adapter flash-attn-4 --minutes 10 --seed 1`
     """
     try:
-        from harness.fuzzing.session import Session, SessionOptions
+        with nothing_to_keep():
+            from harness.fuzzing.session import Session, SessionOptions
     except ModuleNotFoundError as missing:
         if missing.name != "hypothesis":
             raise

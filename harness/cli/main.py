@@ -9,10 +9,10 @@ import typer
 
 from cases.errors import CaseError
 from harness import __version__
+from harness.cli.interrupts import INTERRUPTED, nothing_to_keep
 from harness.errors import UsageError
 
 BAD_USE = 2
-INTERRUPTED = 130
 
 # Command -> "module:function" under harness/cli, in the order that --help shows.
 COMMANDS = {
@@ -62,8 +62,9 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     """Run the command line; every known mistake ends in one sentence and exit code 2."""
-    register(next((word for word in sys.argv[1:] if not word.startswith("-")), None))
     try:
+        with nothing_to_keep():  # importing torch takes seconds
+            register(next((word for word in sys.argv[1:] if not word.startswith("-")), None))
         code = app(standalone_mode=False)
     except (UsageError, CaseError) as problem:
         _say(str(problem))

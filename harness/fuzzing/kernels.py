@@ -59,7 +59,9 @@ class Kernels(Protocol):
         """See harness.fuzzing.explaining."""
         ...
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """End whatever was started, for good; from any thread."""
+        ...
 
 
 class WorkerKernels:
@@ -140,7 +142,7 @@ class WorkerKernels:
         return self.worker.ask(request, seconds + (options.prepare_limit if fresh else GRACE))
 
     def stop(self) -> None:
-        self.worker.stop()
+        self.worker.close()
 
 
 def _killed_its_process(record: Record) -> bool:

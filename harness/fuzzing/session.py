@@ -126,6 +126,8 @@ class Session:
             with FuzzProgress(examples, seconds) as self._progress:
                 try:
                     self._run_engines(seconds)
+                except KeyboardInterrupt:  # a second one, or one while it was starting or ending
+                    self.result.interrupted = True
                 finally:
                     self.result.seconds = self._progress.elapsed
         finally:
@@ -155,8 +157,9 @@ class Session:
                         return
                     self._run_engine(adapter, shard, of, index, each)
             except BaseException as problem:  # raised again in the thread that called run()
-                problems.append(problem)
-                self._halt.set()
+                if not self._halt.is_set():  # else its worker was ended under it
+                    problems.append(problem)
+                    self._halt.set()
 
         threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(workers)]
         try:

@@ -58,17 +58,20 @@ class WorkerProcess:
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.cases_since_start = 0
         self._requests = 0
+        self._closed = False
         self.versions: dict[str, str] = {}
 
     # -- life ----------------------------------------------------------------------------------
     def start(self) -> None:
         """Start the process unless it runs, and wait until it answers. Raises UsageError if it cannot."""
+        if self._closed:
+            raise UsageError("a worker was asked for after its end.")
         if self._process is not None and self._process.poll() is None:
             return
         self.cases_since_start = 0
         self._replies = queue.Queue()
         try:
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 [self.python, "-m", self.module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -79,26 +82,32 @@ class WorkerProcess:
             )
         except OSError as problem:
             raise UsageError(f"cannot start a worker with {self.python}: {problem.strerror}.") from None
-        threading.Thread(target=self._listen, args=(self._process, self._replies), daemon=True).start()
-        self._send({"op": "ping"})
-        reply = self._next_reply(START_LIMIT)
+        threading.Thread(target=self._listen, args=(process, self._replies), daemon=True).start()
+        if self._closed:  # while it was being started
+            self.stop()
+        reply = self._next_reply(START_LIMIT) if self._send({"op": "ping"}) else END
         self.versions = {} if reply is None else reply.get("pong", {})
         if reply is None or "pong" not in reply:
             self.stop()
             raise UsageError(f"a worker with {self.python} did not start: {self._last_words() or 'no answer'}.")
 
     def stop(self) -> None:
-        """Kill the process and whatever it started."""
-        if self._process is None:
+        """Kill the process and whatever it started. May be called from any thread, while another is at work with it."""
+        process, self._process = self._process, None
+        if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):  # what was not sent is lost with the process
                     pipe.close()
-        self._process = None
+
+    def close(self) -> None:
+        """Stop for good: a thread still at work with it cannot start another process, which would outlive us."""
+        self._closed = True
+        self.stop()
 
     # -- work ----------------------------------------------------------------------------------
     def examine(self, job: Job, options: RunOptions) -> Record:
@@ -186,12 +195,14 @@ class WorkerProcess:
         return reply
 
     def _lost(self, record: Record, stage: str) -> Record:
-        assert self._process is not None
+        process = self._process
+        if process is None:
+            return record.replace(verdict=Verdict.CRASH, reason=f"the worker was ended by its parent in {stage}")
         try:
-            code = self._process.wait(timeout=LAST_WORDS_LIMIT)
+            code = process.wait(timeout=LAST_WORDS_LIMIT)
         except subprocess.TimeoutExpired:  # it closed its pipe and lives on
-            self._process.kill()
-            code = self._process.wait()
+            process.kill()
+            code = process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         words = self._last_words()
         self.stop()
@@ -200,13 +211,15 @@ class WorkerProcess:
 
     # -- pipes ---------------------------------------------------------------------------------
     def _send(self, request: dict[str, Any]) -> bool:
-        assert self._process is not None
-        assert self._process.stdin is not None
+        process = self._process
+        if process is None:
+            return False
+        assert process.stdin is not None
         self._requests += 1
         try:
-            self._process.stdin.write(json.dumps({**request, "request": self._requests}) + "\n")
-            self._process.stdin.flush()
-        except (BrokenPipeError, OSError):
+            process.stdin.write(json.dumps({**request, "request": self._requests}) + "\n")
+            process.stdin.flush()
+        except (OSError, ValueError):  # ValueError: stopped, and so closed, by another thread
             return False
         return True
 
