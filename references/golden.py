@@ -19,7 +19,7 @@ from torch import Tensor
 from cases.ragged import query_rows
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase
-from references.moments import MomentSums, RowMoments, grown
+from references.moments import MomentSums, RowMoments, grown, summed
 from references.tiles import Bucket, BucketIndex, bucket_indices, make_buckets
 from references.visibility import visible_interval, visible_mask
 
@@ -71,20 +71,23 @@ def _bucket(
     """lse and out, and the fields of RowMoments (if asked for), of a bucket's padded rows, keys streamed."""
     batch, rows = index.rows.shape
     hkv, group = case.num_kv_heads, case.group_size
-    # [B, Hkv, G * R, d]: the heads of a group and the rows of a tile meet the same keys.
+    # [B, Hkv, 1, G * R, d]: the heads of a group and the rows of a tile meet the same keys.
     q = data.q[index.rows].double().view(batch, rows, hkv, group, -1).permute(0, 2, 3, 1, 4)
-    q = q.reshape(batch, hkv, group * rows, -1) * (case.scale * case.k_scale)
+    q = q.reshape(batch, hkv, 1, group * rows, -1) * (case.scale * case.k_scale)
     top = leg = rest = keep = None
     sums = MomentSums(case, q) if moments else None
-    for begin, end in bucket.chunks(max(1, most // (batch * rows * case.num_qo_heads))):
+    split = split_keys(q.device)
+    for begin, end in bucket.chunks(max(1, most // (batch * rows * case.num_qo_heads)), split):
         gather, key = index.keys(begin, end, bucket.prefix)
-        k, v = (x[gather].permute(0, 2, 1, 3) for x in (data.k, data.v))  # [B, Hkv, keys, d]
-        k, v64 = k.double(), v.double()
-        s = _capped(case, torch.matmul(q, k.transpose(2, 3)))
+        splits = bucket.splits(begin, end, split)
+        k, v = (  # [B, Hkv, splits, keys, d]
+            x[gather].double().permute(0, 2, 1, 3).view(batch, hkv, splits, -1, x.shape[-1]) for x in (data.k, data.v)
+        )
+        s = _capped(case, torch.matmul(q, k.transpose(-2, -1)))
         if not bucket.is_open(begin, end):
-            mask = visible_mask(index.first, index.last, key[:, None])[:, None, None]
-            s.view(batch, hkv, group, rows, -1).masked_fill_(~mask, -torch.inf)
-        new_top = s.amax(-1, keepdim=True)
+            mask = visible_mask(index.first, index.last, key[:, None]).view(batch, rows, splits, -1).transpose(1, 2)
+            s.view(batch, hkv, splits, group, rows, -1).masked_fill_(~mask[:, None, :, None], -torch.inf)
+        new_top = s.amax((2, 4), keepdim=True)
         if top is not None:
             new_top = torch.maximum(top, new_top)
         shift = new_top.clamp(min=torch.finfo(torch.float64).min)  # a row with no key yet: exp(-inf), not NaN
@@ -92,12 +95,11 @@ def _bucket(
             keep = torch.exp(top - shift)  # what earlier sums shrink by
         top = new_top
         if sums is not None:
-            sums.look(s, k, v64)
+            sums.look(s, k, v)
         p = s.sub_(shift).exp_()
-        ones = torch.nn.functional.pad(v64, (0, 1), value=1.0)  # the last column adds up the weights
-        cut = min(max(bucket.prefix - begin, 0), end - begin)
-        leg = grown(leg, keep, torch.matmul(p[..., :cut], ones[..., :cut, :]))
-        rest = grown(rest, keep, torch.matmul(p[..., cut:], ones[..., cut:, :]))
+        cut = min(max(bucket.prefix - begin, 0), end - begin) // splits  # all or none, if there are several
+        leg = grown(leg, keep, _weighted(p[..., :cut], v[..., :cut, :]))
+        rest = grown(rest, keep, _weighted(p[..., cut:], v[..., cut:, :]))
         if sums is not None:
             sums.add(p, keep, v)
     assert top is not None
@@ -108,18 +110,30 @@ def _bucket(
     lse = top + torch.log(total)
     mass = (total > 0).double()
     if data.sinks is not None:
-        sinks = data.sinks.double().view(hkv, group, 1).expand(-1, -1, rows).reshape(hkv, group * rows, 1)
+        sinks = data.sinks.double().view(hkv, group, 1).expand(-1, -1, rows).reshape(hkv, 1, group * rows, 1)
         with_sink = torch.logaddexp(lse, sinks)
         mass = torch.exp(lse - with_sink).nan_to_num(0.0)
         lse = with_sink
     weight = torch.where(total > 0, mass / total, 0.0) * case.v_scale
     return _Part(
-        scalars=torch.cat([lse, *([] if sums is None else sums.scalars(top, lse, mass))], -1).flatten(0, 2),
+        scalars=torch.cat([lse, *([] if sums is None else sums.scalars(top, lse, mass))], -1).flatten(0, 3),
         vectors=[
-            vector.flatten(0, 2)
+            vector.flatten(0, 3)
             for vector in (acc * weight, *([] if sums is None else [*sums.vectors(top, lse), leg[..., :-1] * weight]))
         ],
     )
+
+
+def split_keys(device: torch.device) -> int | None:
+    """How many keys a GPU takes as one product: few rows times very many keys would keep few of its cores busy."""
+    return None if device.type == "cpu" else 1024
+
+
+def _weighted(p: Tensor, v: Tensor) -> Tensor:
+    """sum p v over the keys of all splits, and sum p as a last column: [B, Hkv, 1, G * R, dv + 1]."""
+    if p.device.type == "cpu":
+        return summed(torch.matmul(p, torch.nn.functional.pad(v, (0, 1), value=1.0)))
+    return summed(torch.cat([torch.matmul(p, v), p.sum(-1, keepdim=True)], -1))
 
 
 @dataclass(frozen=True, slots=True)

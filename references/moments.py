@@ -3,7 +3,7 @@
 With p_k the exact weight of key k and o = sum p_k v_k the exact row, the error bounds need
 sum p_k^2 (v_k - o)^2 and sum p_k |v_k - o|. The first expands into sums of p^2, p^2 v and p^2 v^2;
 the second is bounded by Cauchy-Schwarz from sum p v^2. All are matrix products beside P @ V; they
-run in fp32, and `CANCELLATION` covers what the expansion loses by that.
+run in fp32 on a CPU, and `CANCELLATION` covers what the expansion loses by that.
 """
 
 from __future__ import annotations
@@ -71,13 +71,16 @@ class RowMoments:
 
 
 class MomentSums:
-    """Running sums for a batch of tiles, in the layout [B, Hkv, G * R, ...] of the golden pass.
+    """Running sums for a batch of tiles, in the layout of the golden pass: s and p [B, Hkv, splits, G * R, keys], sums
+    [B, Hkv, 1, G * R, ...].
 
-    q: fp64 [B, Hkv, G * R, d], times the scale of the scores.
+    q: fp64 [B, Hkv, 1, G * R, d], times the scale of the scores.
     """
 
     def __init__(self, case: AttentionCase, q: Tensor) -> None:
         self._case = case
+        # fp64 products are as fast as those of fp32 on a GPU made for it; on a CPU they take twice the time.
+        self._dtype = torch.float32 if q.device.type == "cpu" else torch.float64
         self._q_norm = q.norm(dim=-1, keepdim=True)
         self._p2: Tensor | None = None
         self._score_max: Tensor | None = None
@@ -87,27 +90,27 @@ class MomentSums:
         self._square: Tensor | None = None
 
     def look(self, s: Tensor, k: Tensor, v: Tensor) -> None:
-        """Sizes in one chunk: capped scores s [.., keys] (-inf where masked), k and v fp64 [B, Hkv, keys, d]."""
-        self._k_norm = _larger(self._k_norm, k.norm(dim=-1).amax(-1)[..., None, None])
-        self._v_max = _larger(self._v_max, v.abs().amax((-2, -1))[..., None, None])
+        """Sizes in one chunk: capped scores s (-inf where masked), k and v fp64 [B, Hkv, splits, keys, d]."""
+        self._k_norm = _larger(self._k_norm, k.norm(dim=-1).amax((2, 3))[..., None, None, None])
+        self._v_max = _larger(self._v_max, v.abs().amax((2, 3, 4))[..., None, None, None])
         if self._case.logits_soft_cap is not None:
-            size = s.masked_fill(s == -torch.inf, 0.0).abs().amax(-1, keepdim=True)
+            size = s.masked_fill(s == -torch.inf, 0.0).abs().amax((2, 4), keepdim=True)
             self._score_max = _larger(self._score_max, size)
 
     def add(self, p: Tensor, keep: Tensor | None, v: Tensor) -> None:
-        """One chunk of keys: weights p [.., keys], earlier sums shrink by keep [.., 1], v [B, Hkv, keys, dv]."""
-        v32 = v.float()
-        squares = v32 * v32
-        p32 = p.float()
+        """One chunk of keys: weights p, which may be overwritten; earlier sums shrink by keep [.., 1]; v as above."""
+        p, v = p.to(self._dtype), v.to(self._dtype)
+        squares = v * v
         squared = None if keep is None else keep * keep
-        self._linear = grown(self._linear, _single(keep), torch.matmul(p32, squares))
-        p_squared = p32.square_()
-        both = torch.cat([v32, squares], -1)
-        self._square = grown(self._square, _single(squared), torch.matmul(p_squared, both))
-        self._p2 = grown(self._p2, squared, p_squared.sum(-1, keepdim=True, dtype=torch.float64))
+        linear = summed(torch.matmul(p, squares))
+        self._linear = grown(self._linear, None if keep is None else keep.to(self._dtype), linear)
+        p_squared = p.square_()
+        square = summed(torch.matmul(p_squared, torch.cat([v, squares], -1)))
+        self._square = grown(self._square, None if squared is None else squared.to(self._dtype), square)
+        self._p2 = grown(self._p2, squared, summed(p_squared.sum(-1, keepdim=True, dtype=torch.float64)))
 
     def scalars(self, top: Tensor, lse: Tensor, mass: Tensor) -> list[Tensor]:
-        """The first six fields of RowMoments, [B, Hkv, G * R, 1], normalised by the final LSE; top: the largest
+        """The first six fields of RowMoments, [B, Hkv, 1, G * R, 1], normalised by the final LSE; top: the largest
         score [.., 1]."""
         assert self._p2 is not None
         assert self._k_norm is not None
@@ -119,7 +122,7 @@ class MomentSums:
         return [mass, self._p2 * (scale * scale), scale, largest, terms, v_max]
 
     def vectors(self, top: Tensor, lse: Tensor) -> list[Tensor]:
-        """pv2, p2v, p2v2, fp32 [B, Hkv, G * R, dv]."""
+        """pv2, p2v, p2v2, fp32 [B, Hkv, 1, G * R, dv]."""
         assert self._linear is not None
         assert self._square is not None
         scale, v_scale, dim = _weight(top, lse), self._case.v_scale, self._case.head_dim_vo
@@ -137,12 +140,13 @@ def grown(old: Tensor | None, keep: Tensor | None, new: Tensor) -> Tensor:
     return new if old is None or keep is None else torch.addcmul(new, old, keep)
 
 
+def summed(x: Tensor) -> Tensor:
+    """Over the splits of a chunk, dimension 2."""
+    return x if x.shape[2] == 1 else x.sum(2, keepdim=True)
+
+
 def _larger(old: Tensor | None, new: Tensor) -> Tensor:
     return new if old is None else torch.maximum(old, new)
-
-
-def _single(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.float()
 
 
 def _weight(top: Tensor, lse: Tensor) -> Tensor:

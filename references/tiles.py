@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 ROWS = 128  # of a tile: keys under the diagonal and left of a window are then mostly not computed
 # What a batch of tiles costs beside its arithmetic, in scores: about forty kernel launches, or calls.
 OVERHEAD_SCORES = {"cpu": 1 << 14, "cuda": 1 << 22}
+SPLIT_FROM = 8  # splits: fewer are not worth another pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,25 @@ class Bucket:
     prefix: int
     new: int
 
-    def chunks(self, most: int) -> Iterator[tuple[int, int]]:
-        """Column ranges of at most `most`; only a single one holds columns of both legs."""
-        if self.prefix + self.new <= most:
+    def chunks(self, most: int, split: int | None = None) -> Iterator[tuple[int, int]]:
+        """Column ranges of at most `most`; only a single one holds columns of both legs.
+
+        With `split`, a range of many keys is a multiple of it, to be computed as equal splits, or shorter than it.
+        """
+        if self.prefix + self.new <= most and (split is None or self.prefix + self.new < SPLIT_FROM * split):
             yield 0, self.prefix + self.new
             return
+        step = most if split is None else max(split, most // split * split)
         for start, stop in ((0, self.prefix), (self.prefix, self.prefix + self.new)):
-            for begin in range(start, stop, most):
-                yield begin, min(stop, begin + most)
+            for begin in range(start, stop, step):
+                end = min(stop, begin + step)
+                whole = end if split is None else begin + (end - begin) // split * split
+                yield from [(low, high) for low, high in ((begin, whole), (whole, end)) if low < high]
+
+    def splits(self, begin: int, end: int, split: int | None) -> int:
+        """How many equal splits of `split` keys the range begin..end is, all of one leg; 1 if it is not."""
+        mixed = begin < self.prefix < end
+        return 1 if split is None or mixed or (end - begin) % split else (end - begin) // split
 
     def is_open(self, begin: int, end: int) -> bool:
         """Every column begin..end is a key that every row of its tile sees."""

@@ -38,7 +38,10 @@ from references.moments import RowMoments
 Figures = NDArray[np.float64]
 _reuse_outputs: set[str] = set()  # names of adapters seen to write every output to the same memory
 MOST_CASES = 32
-MOST_KEYS = 1 << 16  # of a group: beyond it launching is not what takes the time
+# Numbers of a group (see `_numbers_of`): beyond it launching is not what takes the time. Golden and judging hold about
+# five times as many in fp64.
+MOST_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 27}
+MEMORY_SHARE = 1 << 10  # on a GPU at most one number for so many bytes that it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,20 @@ class Own:
         return self.found
 
 
-def can_share(case: AttentionCase, adapter: Adapter, options: RunOptions) -> bool:
+def most_numbers(device: torch.device) -> int:
+    """Of a group on `device`."""
+    if device.type != "cuda":
+        return MOST_NUMBERS["cpu"]
+    return min(MOST_NUMBERS["cuda"], torch.cuda.get_device_properties(device).total_memory // MEMORY_SHARE)
+
+
+def _numbers_of(case: AttentionCase) -> int:
+    """Keys, values and outputs; an output counts four times, for what golden and the bounds hold of each."""
+    keys = case.total_kv * case.num_kv_heads * (case.head_dim_qk + case.head_dim_vo)
+    return keys + 4 * case.total_q * case.num_qo_heads * case.head_dim_vo
+
+
+def can_share(case: AttentionCase, adapter: Adapter, options: RunOptions, device: torch.device) -> bool:
     """True if nothing of the case needs to be alone: no sinks (they are a case's own), no graph (its replay
     rewrites the output of the case before), no tolerance or fault of the user's."""
     return (
@@ -64,26 +80,30 @@ def can_share(case: AttentionCase, adapter: Adapter, options: RunOptions) -> boo
         and adapter.name not in _reuse_outputs
         and not case.sinks
         and not case.execution.uses_graph
-        and case.total_kv <= MOST_KEYS // 2
+        and _numbers_of(case) <= most_numbers(device) // 2
         and adapter.capabilities.unsupported(case) is None
     )
 
 
-def groups(cases: Sequence[AttentionCase], adapter: Adapter, options: RunOptions) -> Iterator[list[int]]:
+def groups(
+    cases: Sequence[AttentionCase], adapter: Adapter, options: RunOptions, device: torch.device
+) -> Iterator[list[int]]:
     """Indices of `cases` that can be merged, each index in at most one group of two or more."""
     kinds: dict[AttentionCase, list[int]] = {}
     for index, case in enumerate(cases):
-        if can_share(case, adapter, options):
+        if can_share(case, adapter, options, device):
             # Compared in one pass, so the level of poison, which decides nothing there, may differ.
             kinds.setdefault(numbers(case), []).append(index)
     for members in kinds.values():
         group: list[int] = []
+        held, most = 0, most_numbers(device)
         for index in members:
-            keys = sum(cases[i].total_kv for i in group) + cases[index].total_kv
-            if group and (keys > MOST_KEYS or len(group) == MOST_CASES):
+            size = _numbers_of(cases[index])
+            if group and (held + size > most or len(group) == MOST_CASES):
                 yield group
-                group = []
+                group, held = [], 0
             group.append(index)
+            held += size
         yield group
 
 
@@ -101,7 +121,7 @@ def examine_together(
     Raises whatever ends a process's use of its device, so that the caller can examine the cases in fresh ones.
     """
     own: dict[int, Own] = {}
-    for group in groups(cases, adapter, options):
+    for group in groups(cases, adapter, options, device):
         if len(group) > 1:
             watch = Stopwatch(device, announce, exact=exact_stages)
             found = own_evidence([cases[i] for i in group], adapter, options, watch)

@@ -9,6 +9,8 @@ one key twice changes the sum in about half of the columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,11 +22,21 @@ _WORD = 64
 
 def random_bits(seed: int, stream: str, rows: Rows, columns: int) -> Tensor:
     """int8 [n, columns] of 0 and 1, by logical position; 64 columns cost one hash."""
-    keys = counter_hash.row_keys(counter_hash.stream_key(seed, stream), rows.request, rows.position)
-    words = counter_hash.bits(keys, -(-columns // _WORD))
-    shifts = torch.arange(_WORD, device=words.device)
-    unpacked = (words[:, :, None] >> shifts).to(torch.int8) & 1
-    return unpacked.flatten(1)[:, :columns]
+    return _bits_of(_keys(seed, [stream], rows), columns)[0]
+
+
+def _keys(seed: int, streams: Sequence[str], rows: Rows) -> Tensor:
+    """int64 [streams, n]"""
+    keys = [counter_hash.row_keys(counter_hash.stream_key(seed, s), rows.request, rows.position) for s in streams]
+    return torch.stack(keys)
+
+
+def _bits_of(keys: Tensor, columns: int) -> Tensor:
+    """int8 [streams, n, columns] of 0 and 1, the lowest bit of a word first."""
+    words = counter_hash.bits(keys.flatten(), -(-columns // _WORD))
+    octets = words.view(torch.uint8)[:, :, None]  # an eighth of the traffic of unpacking 64-bit words
+    unpacked = (octets >> torch.arange(8, dtype=torch.uint8, device=words.device)) & 1
+    return unpacked.view(torch.int8).view(*keys.shape, -1)[..., :columns]
 
 
 def sign_codes(seed: int, stream: str, rows: Rows, heads: int, columns: int) -> Tensor:
@@ -41,16 +53,33 @@ def walk_codes(seed: int, stream: str, rows: Rows, columns: int, bound: int, ord
     steps = random_bits(seed, stream, rows, columns) * 2 - 1
     if order is not None:
         steps = steps[order]
-    phase = random_bits(seed, stream + "/phase", Rows(rows.request[:1] * 0, rows.position[:1] * 0), columns * 8)
-    phase = phase.view(columns, 8).sum(1, dtype=torch.int32)
-    walk = torch.empty((steps.shape[0] + 1, columns), dtype=torch.int32, device=steps.device)
-    walk[0] = phase
-    torch.cumsum(steps, 0, dtype=torch.int32, out=walk[1:])
-    walk[1:] += phase
-    folded = (walk.remainder_(2 * bound) - bound).abs_().to(torch.int8)
-    codes = folded[1:] - folded[:-1]
+    codes = _folded(steps[None], _phases(seed, [stream], rows, columns), bound)[0]
     if order is None:
         return codes
     placed = torch.empty_like(codes)
     placed[order] = codes
     return placed
+
+
+def walk_codes_by_head(seed: int, stream: str, rows: Rows, heads: int, columns: int, bound: int) -> Tensor:
+    """int8 [n, heads, columns]: `walk_codes` of streams "STREAM/0", "STREAM/1", ..., in one pass."""
+    streams = [f"{stream}/{head}" for head in range(heads)]
+    steps = _bits_of(_keys(seed, streams, rows), columns) * 2 - 1
+    return _folded(steps, _phases(seed, streams, rows, columns), bound).transpose(0, 1).contiguous()
+
+
+def _phases(seed: int, streams: Sequence[str], rows: Rows, columns: int) -> Tensor:
+    """int32 [streams, columns]: where the walks begin."""
+    origin = Rows(rows.request[:1] * 0, rows.position[:1] * 0)
+    phases = _bits_of(_keys(seed, [f"{s}/phase" for s in streams], origin), columns * 8)
+    return phases.view(len(streams), columns, 8).sum(-1, dtype=torch.int32)
+
+
+def _folded(steps: Tensor, phases: Tensor, bound: int) -> Tensor:
+    """Codes int8 [streams, n, columns] of steps +-1 of that shape and phases [streams, columns]."""
+    walk = torch.empty((steps.shape[0], steps.shape[1] + 1, steps.shape[2]), dtype=torch.int32, device=steps.device)
+    walk[:, 0] = phases
+    torch.cumsum(steps, 1, dtype=torch.int32, out=walk[:, 1:])
+    walk[:, 1:] += phases[:, None]
+    folded = (walk.remainder_(2 * bound) - bound).abs_().to(torch.int8)
+    return folded[:, 1:] - folded[:, :-1]

@@ -26,7 +26,7 @@ from references.certificates.base import (
     per_head,
     visible_sums,
 )
-from references.certificates.codes import sign_codes, walk_codes
+from references.certificates.codes import sign_codes, walk_codes_by_head
 from references.certificates.domain import wide_enough
 
 WALK_BOUND = 8
@@ -37,13 +37,7 @@ MOUNTAIN_HEIGHT = {"float8_e4m3fn": 4, "float8_e5m2": 2}  # a +- 1 must be exact
 def flat_codes(case: AttentionCase, device: torch.device | str) -> Tensor:
     """int8 [total_kv, num_kv_heads, head_dim_vo]: walk-8, special columns last."""
     rows = kv_rows(case, device)
-    codes = torch.stack(
-        [
-            walk_codes(case.seed, f"flat/{head}", rows, case.head_dim_vo, WALK_BOUND)
-            for head in range(case.num_kv_heads)
-        ],
-        1,
-    )
+    codes = walk_codes_by_head(case.seed, "flat", rows, case.num_kv_heads, case.head_dim_vo, WALK_BOUND)
     codes[:, :, -1] = 1
     codes[:, :, -2] += _mountain(case, rows)[:, None]
     codes[:, :, -3] = _contrast(case, rows)[:, None]

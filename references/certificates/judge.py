@@ -179,9 +179,7 @@ def count_tolerance(case: AttentionCase, built: CertificateData, traits: KernelT
 
 def _largest(values: Tensor, mask: Tensor) -> float:
     """The largest judged value; not a number counts as infinite."""
-    if not bool(mask.any()):
-        return 0.0
-    return float(values[mask].nan_to_num(nan=torch.inf).max())
+    return float(torch.where(mask, values, 0.0).nan_to_num(nan=torch.inf).amax()) if mask.numel() else 0.0
 
 
 def _explain(

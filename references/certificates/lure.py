@@ -23,7 +23,7 @@ from cases.ragged import indptr, kv_rows, query_rows
 from cases.recipes import LogicalData, torch_dtype
 from cases.schema import AttentionCase
 from references.certificates.base import Certificate, CertificateData, neutral_sinks, per_head, visible_sums
-from references.certificates.codes import walk_codes
+from references.certificates.codes import walk_codes_by_head
 from references.certificates.domain import wide_enough
 from references.traits import KernelTraits
 from references.visibility import visible_interval
@@ -90,13 +90,7 @@ def _power_above(case: AttentionCase, score: float) -> float:
 
 def _build(case: AttentionCase, device: torch.device | str, name: str, visible: float, lure: float) -> CertificateData:
     rows = kv_rows(case, device)
-    codes = torch.stack(
-        [
-            walk_codes(case.seed, f"{name}/{head}", rows, case.head_dim_vo, WALK_BOUND)
-            for head in range(case.num_kv_heads)
-        ],
-        1,
-    )
+    codes = walk_codes_by_head(case.seed, name, rows, case.num_kv_heads, case.head_dim_vo, WALK_BOUND)
     exact, intervals = visible_sums(case, codes, None, device)
     q, k = lure_inputs(case, device, visible, lure)
     cap = case.logits_soft_cap

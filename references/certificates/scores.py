@@ -9,6 +9,7 @@ With a softcap the raw score is cap * atanh(target / cap).
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -69,13 +70,18 @@ def raw_score(case: AttentionCase, target: float) -> float:
 
 def _split(case: AttentionCase, value: float) -> list[float]:
     """Three numbers of the input dtype (bf16 for fp32: TF32 keeps them) that add up to `value`."""
-    dtype = torch.bfloat16 if case.dtype == "float32" else torch_dtype(case.dtype)
+    return list(_pieces(case.dtype, value))
+
+
+@functools.lru_cache(maxsize=1024)  # a suite asks for the same few scores again and again
+def _pieces(name: str, value: float) -> tuple[float, ...]:
+    dtype = torch.bfloat16 if name == "float32" else torch_dtype(name)
     pieces = []
     for _ in range(PIECES):
         piece = float(torch.tensor(value, dtype=torch.float64).to(dtype))
         pieces.append(piece)
         value -= piece
-    return pieces
+    return tuple(pieces)
 
 
 def unreachable(case: AttentionCase, target: float, count: int) -> str | None:

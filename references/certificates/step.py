@@ -18,7 +18,7 @@ from cases.ragged import Rows, kv_rows
 from cases.recipes import LogicalData, torch_dtype
 from cases.schema import AttentionCase
 from references.certificates.base import Certificate, CertificateData, neutral_sinks, visible_sums
-from references.certificates.codes import walk_codes
+from references.certificates.codes import walk_codes_by_head
 from references.certificates.domain import wide_enough
 from references.certificates.scores import LN2, MAX_OF_CAP, class_keys, class_queries, unreachable
 from references.traits import KernelTraits
@@ -64,13 +64,7 @@ def _balance(case: AttentionCase, rows: Rows, classes: Tensor, light: int) -> Te
 def build(case: AttentionCase, device: torch.device | str) -> CertificateData:
     rows = kv_rows(case, device)
     classes = _classes(case, rows)
-    codes = torch.stack(
-        [
-            walk_codes(case.seed, f"step/{head}", rows, case.head_dim_vo, WALK_BOUND)
-            for head in range(case.num_kv_heads)
-        ],
-        1,
-    )
+    codes = walk_codes_by_head(case.seed, "step", rows, case.num_kv_heads, case.head_dim_vo, WALK_BOUND)
     codes[:, :, -2] = _balance(case, rows, classes, 0)[:, None]
     codes[:, :, -1] = _balance(case, rows, classes, CLASSES - 1)[:, None]
     heads = range(case.num_qo_heads)

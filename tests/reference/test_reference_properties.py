@@ -21,7 +21,7 @@ from cases.batch import build_batch
 from cases.ragged import indptr, kv_rows, query_rows
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase, PageOrder, Poison
-from references import golden
+from references import golden, tiles
 from references.golden import golden_attention
 from references.visibility import visible_count, visible_interval
 
@@ -96,6 +96,27 @@ def test_the_chunk_size_changes_nothing(case: AttentionCase, scores: int) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(golden, "CHUNK_SCORES", scores)
         same(golden_attention(case, data), whole)
+
+
+@reproducible
+@given(small_cases(), st.integers(1, 40), st.integers(1, 4000))
+def test_splitting_the_keys_as_on_a_gpu_changes_nothing(case: AttentionCase, split: int, scores: int) -> None:
+    data = data_of(case)
+    whole = golden_attention(case, data, moments=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(golden, "CHUNK_SCORES", scores)
+        patch.setattr(golden, "split_keys", lambda device: split)
+        patch.setattr(tiles, "SPLIT_FROM", 1)
+        patch.setitem(tiles.OVERHEAD_SCORES, "cpu", tiles.OVERHEAD_SCORES["cuda"])
+        parts = golden_attention(case, data, moments=True)
+    same(parts, whole)
+    assert parts.moments is not None
+    assert whole.moments is not None
+    close(parts.moments.leg, whole.moments.leg)
+    for name in ("mass", "p2", "p_max", "pv2", "p2v", "p2v2"):
+        torch.testing.assert_close(
+            getattr(parts.moments, name).double(), getattr(whole.moments, name).double(), rtol=1e-4, atol=1e-6
+        )
 
 
 # -- permutations ------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ CASES = [
     AttentionCase(requests=(Request(9, 4), Request(5, 2)), logits_soft_cap=3.0),
     *MIX.cases(2, 50),
 ]
+HALF = together.most_numbers(CPU) // 2 // (2 * 2 * 64)  # keys of the mix's heads that fill half a group
 ADAPTERS = ["flashinfer-swa-merge@emulated", "flash-attn-3@emulated", "flashinfer-paged-fa2@emulated", "torch-sdpa"]
 
 
@@ -62,7 +63,7 @@ def test_records_are_the_same(name: str, evidence: str) -> None:
     alone = [examine(case, adapter, options, CPU) for case in CASES]
     shared = examine_together(CASES, adapter, options, CPU)
     assert [told(record) for record in shared] == [told(record) for record in alone]
-    assert any(len(group) > 1 for group in groups(CASES, adapter, options))
+    assert any(len(group) > 1 for group in groups(CASES, adapter, options, CPU))
     assert all(
         {"draw", "golden", "run", "judge", "total"} <= set(r.seconds) for r in shared if r.verdict is Verdict.PASS
     )
@@ -157,29 +158,29 @@ def test_an_adapter_that_hands_out_one_buffer_is_examined_alone() -> None:
     for _ in range(2):
         records = examine_together(MIX.cases(4, 300), adapter, BOUND, CPU)
         assert {record.verdict for record in records} == {Verdict.PASS}
-    assert not can_share(MIX.case(300), adapter, BOUND)
+    assert not can_share(MIX.case(300), adapter, BOUND, CPU)
 
 
 def test_what_is_examined_alone() -> None:
     adapter = load_adapter(ADAPTERS[1])
     case = MIX.case(1)
-    assert can_share(case, adapter, BOUND)
+    assert can_share(case, adapter, BOUND, CPU)
     captured = Execution(capture_requests=case.requests)
-    assert not can_share(case.replace(execution=captured), adapter, BOUND)
-    assert not can_share(case.replace(sinks=True), adapter, BOUND)
-    assert not can_share(case.replace(requests=((together.MOST_KEYS, 1),)), adapter, BOUND)
-    assert not can_share(case, adapter, RunOptions(evidence="bound", atol=1e-2))
-    assert not can_share(case, adapter, RunOptions(evidence="bound", fault="x"))
+    assert not can_share(case.replace(execution=captured), adapter, BOUND, CPU)
+    assert not can_share(case.replace(sinks=True), adapter, BOUND, CPU)
+    assert not can_share(case.replace(requests=((HALF + 1, 1),)), adapter, BOUND, CPU)
+    assert not can_share(case, adapter, RunOptions(evidence="bound", atol=1e-2), CPU)
+    assert not can_share(case, adapter, RunOptions(evidence="bound", fault="x"), CPU)
 
 
 def test_groups_are_bounded_and_alike() -> None:
     cases = [*MIX.cases(together.MOST_CASES * 2 + 3), OTHER]
-    made = list(groups(cases, load_adapter(ADAPTERS[1]), BOUND))
+    made = list(groups(cases, load_adapter(ADAPTERS[1]), BOUND, CPU))
     assert sorted(index for group in made for index in group) == list(range(len(cases)))
     assert max(map(len, made)) == together.MOST_CASES
     assert [len(cases) - 1] in made
-    large = [case.replace(requests=((together.MOST_KEYS // 2 - 1, 1),)) for case in MIX.cases(5)]
-    assert [len(group) for group in groups(large, load_adapter(ADAPTERS[1]), BOUND)] == [2, 2, 1]
+    large = [case.replace(requests=((HALF - 100, 1),)) for case in MIX.cases(5)]
+    assert [len(group) for group in groups(large, load_adapter(ADAPTERS[1]), BOUND, CPU)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("recipe", ["normal", "spiky"])
