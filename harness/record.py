@@ -54,9 +54,9 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"record_version": RECORD_VERSION, "case_id": self.case.id, "case_name": self.case.name}
-        body |= {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        body |= {name: getattr(self, name) for name in FIELDS}
         body["case"] = self.case.to_json()
-        body["evidence"] = [dataclasses.asdict(e) for e in self.evidence]
+        body["evidence"] = [e.to_json() for e in self.evidence]
         body["explanation"] = list(self.explanation)
         return body
 
@@ -69,7 +69,7 @@ class Record:
         if version != RECORD_VERSION:
             raise UsageError(f"{where} has record_version {version!r}, this release reads {RECORD_VERSION}; run again.")
         try:
-            values = {f.name: body[f.name] for f in dataclasses.fields(Record)}
+            values = {name: body[name] for name in FIELDS}
             values["case"] = AttentionCase.from_json(body["case"])
             values["verdict"] = Verdict(body["verdict"])
             values["evidence"] = tuple(Evidence(**e) for e in body["evidence"])
@@ -80,6 +80,9 @@ class Record:
         except (CaseError, TypeError, ValueError) as problem:
             raise UsageError(f"{where} cannot be read: {problem}") from None
         return Record(**values)
+
+
+FIELDS = tuple(Record.__dataclass_fields__)
 
 
 class RecordWriter:

@@ -49,3 +49,10 @@ class Evidence:
     measure: dict[str, Any] = field(default_factory=dict)
     message: str = ""
     decides: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Shares `measure`: for writing, not for changing."""
+        return {name: getattr(self, name) for name in EVIDENCE_FIELDS}
+
+
+EVIDENCE_FIELDS = tuple(Evidence.__dataclass_fields__)
