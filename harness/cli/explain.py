@@ -16,7 +16,7 @@ from harness.adapters.protocol import Adapter
 from harness.adapters.registry import load_adapter
 from harness.diagnosis.explaining import explain as explain_record
 from harness.errors import UsageError
-from harness.faults.registry import equip
+from harness.faults.registry import equip, load_fault
 from harness.running.examine import Examiner, Stopwatch, examine
 from harness.running.options import RunOptions
 from harness.running.worker import pick_device
@@ -68,6 +68,8 @@ def explain(
         print(f"{found.name} ({found.id}) through {examiner.adapter.name}: {record.verdict} {record.reason}".rstrip())
         for line in said.lines:
             print(f"  {line}")
+        for name in said.equals:
+            print(f"  = {name}: {load_fault(name).summary}")
     if record.verdict in (Verdict.ERROR, Verdict.UNSUPPORTED):
         raise typer.Exit(2)
     raise typer.Exit(0 if record.verdict is Verdict.PASS else 1)

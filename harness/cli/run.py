@@ -41,6 +41,9 @@ RepeatsOption = Annotated[
 AtolOption = Annotated[
     float | None, typer.Option("--atol", help="A flat max-abs-diff that must hold too (default: reported only).")
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Name every case that failed or is not supported, not groups of them.")
+]
 PythonOption = Annotated[str, typer.Option("--python", help="Interpreter of the environment to run kernels in.")]
 
 
@@ -58,6 +61,7 @@ def run(
     time_limit: Annotated[float, typer.Option(help="Seconds for one case, compiling apart.")] = 120.0,
     python: PythonOption = sys.executable,
     reports: ReportsOption = Path("reports"),
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run cases through adapters and judge every output row.
@@ -72,7 +76,14 @@ def run(
     elsewhere = None if python == sys.executable else adapters_of(python)
     jobs = make_jobs(select_adapters(adapter or (), elsewhere), chosen)
     records = run_and_record(
-        jobs, options, reports, workers=workers, workers_per_gpu=workers_per_gpu, python=python, as_json=as_json
+        jobs,
+        options,
+        reports,
+        workers=workers,
+        workers_per_gpu=workers_per_gpu,
+        python=python,
+        as_json=as_json,
+        verbose=verbose,
     )
     raise typer.Exit(exit_code(records))
 
@@ -86,6 +97,7 @@ def run_and_record(
     workers_per_gpu: int = 1,
     python: str = sys.executable,
     as_json: bool = False,
+    verbose: bool = False,
 ) -> list[Record]:
     """Run jobs with a progress display, append each record as it is made, and print the summary."""
     path = new_record_path(reports, "run")
@@ -108,7 +120,7 @@ def run_and_record(
     console = summary_console(stderr=as_json)
     order = {(job.case.id, job.adapter): at for at, job in enumerate(jobs)}
     records.sort(key=lambda r: order.get((r.case.id, r.adapter), len(order)))
-    print_summary(console, records, leave_cases(records, reports))
+    print_summary(console, records, leave_cases(records, reports), verbose=verbose)
     console.print(f"\nrecords: {path}", markup=False, highlight=False)
     return records
 

@@ -9,11 +9,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.cli.grouping import Group, group_findings
 from harness.figures import RELATION
 from harness.record import Record
 from harness.verdict import Verdict
 
-SHOWN_FINDINGS = 12
+SHOWN_GROUPS = 12
+SHOWN_IDS = 6
+SHOWN_REASONS = 6
 PLAIN_WIDTH = 140  # columns where there is no terminal to ask
 
 
@@ -31,27 +34,46 @@ def exit_code(records: Sequence[Record]) -> int:
     return 1 if any(v.is_finding for v in verdicts) else 0
 
 
-def print_summary(console: Console, records: Sequence[Record], replay_files: dict[str, str]) -> None:
-    """`replay_files` maps a case id to the JSON file its finding was left in."""
+def print_summary(
+    console: Console, records: Sequence[Record], replay_files: dict[str, str], *, verbose: bool = False
+) -> None:
+    """`replay_files` maps a case id to the JSON file its finding was left in; `verbose`: every case by its name."""
     console.print(_table(records))
-    findings = [r for r in records if r.verdict.is_finding or r.verdict is Verdict.ERROR]
-    for record in findings[:SHOWN_FINDINGS]:
-        console.print(f"\n{record.verdict} {record.adapter}  {record.case.name}", markup=False, style="bold red")
-        console.print(f"  {record.reason}", markup=False)
-        for line in record.explanation:
-            console.print(f"  {line}", markup=False)
-        if record.stability is not None:
-            console.print(f"  run three times: {record.stability}", markup=False)
-        if record.case.id in replay_files:
-            fault = f" --fault {record.fault}" if record.fault else ""
-            fault += " --evidence metamorphic" if _only_a_relation_fails(record) else ""
-            console.print(
-                f"  attn-harness replay {replay_files[record.case.id]} --adapter {record.adapter}{fault}", markup=False
-            )
-    if len(findings) > SHOWN_FINDINGS:
-        console.print(f"\n... and {len(findings) - SHOWN_FINDINGS} more; every one is in the records.")
+    groups = group_findings([r for r in records if r.verdict.is_finding or r.verdict is Verdict.ERROR])
+    shown = groups if verbose else groups[:SHOWN_GROUPS]
+    for group in shown:
+        _print_group(console, group, replay_files, verbose=verbose)
+    if len(groups) > len(shown):
+        left = sum(len(group.records) for group in groups[len(shown) :])
+        console.print(f"\n... and {left} more cases in {len(groups) - len(shown)} groups; every one is in the records.")
     _print_relations(console, records)
-    _print_unsupported(console, records)
+    _print_unsupported(console, records, verbose=verbose)
+
+
+def _print_group(console: Console, group: Group, replay_files: dict[str, str], *, verbose: bool) -> None:
+    record, others = group.first, [r for r in group.records if r is not group.first]
+    told = f"{len(group.records)} cases, {group.what}; first: " if others else ""
+    console.print(f"\n{record.verdict} {record.adapter}  {told}{record.case.name}", markup=False, style="bold red")
+    console.print(f"  {record.reason}", markup=False)
+    for line in record.explanation:
+        console.print(f"  {line}", markup=False)
+    if record.stability is not None:
+        counts = Counter(str(r.stability) for r in group.records)
+        each = ", ".join(f"{count} {stability}" for stability, count in counts.items())
+        console.print(f"  run three times: {each if others else record.stability}", markup=False)
+    if record.case.id in replay_files:
+        fault = f" --fault {record.fault}" if record.fault else ""
+        fault += " --evidence metamorphic" if _only_a_relation_fails(record) else ""
+        console.print(
+            f"  attn-harness replay {replay_files[record.case.id]} --adapter {record.adapter}{fault}", markup=False
+        )
+    if verbose:
+        for other in others:
+            console.print(f"  also {other.case.id} {other.case.name}: {other.reason}", markup=False)
+    elif others:
+        ids = " ".join(other.case.id for other in others[:SHOWN_IDS])
+        more = f" and {len(others) - SHOWN_IDS} more" if len(others) > SHOWN_IDS else ""
+        console.print(f"  also: {ids}{more}", markup=False)
 
 
 def _only_a_relation_fails(record: Record) -> bool:
@@ -102,9 +124,20 @@ def _largest(values: Iterable[float | None]) -> str:
     return f"{max(known):.3g}" if known else "-"
 
 
-def _print_unsupported(console: Console, records: Sequence[Record]) -> None:
-    reasons = Counter((r.adapter, r.reason) for r in records if r.verdict is Verdict.UNSUPPORTED)
-    if reasons:
+def _print_unsupported(console: Console, records: Sequence[Record], *, verbose: bool) -> None:
+    """Reasons with their counts, most frequent first; `verbose`: each adapter and case."""
+    unsupported = [r for r in records if r.verdict is Verdict.UNSUPPORTED]
+    if not unsupported:
+        return
+    if verbose:
         console.print("\nnot supported, as declared:")
-        for (adapter, reason), count in sorted(reasons.items()):
-            console.print(f"  {adapter}: {reason} ({count})", markup=False)
+        for record in unsupported:
+            console.print(f"  {record.adapter} {record.case.id} {record.case.name}: {record.reason}", markup=False)
+        return
+    console.print(f"\nnot supported, as declared: {len(unsupported)} of {len(records)}")
+    reasons = Counter(r.reason for r in unsupported).most_common()
+    for reason, count in reasons[:SHOWN_REASONS]:
+        console.print(f"  {count:>5}  {reason}", markup=False)
+    if len(reasons) > SHOWN_REASONS:
+        left = sum(count for _, count in reasons[SHOWN_REASONS:])
+        console.print(f"  {left:>5}  for {len(reasons) - SHOWN_REASONS} other reasons (-v names every case)")

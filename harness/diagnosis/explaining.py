@@ -32,6 +32,7 @@ from harness.verdict import Verdict
 from references.certificates import RECIPES
 
 MAX_LINES = 12
+SAME = "the same on this case: "
 SMALL = 1 << 22  # scores (rows * keys * heads) up to which suspects are run on the whole case
 
 
@@ -76,7 +77,11 @@ def explain(examiner: Examiner, record: Record, *, seconds: float = 30.0, range_
     wrong = wrong_rows(truth, observed, examiner)
     if not suspects:
         suspects = court.pairs(effects)
-    return _told(examiner, record, truth, data, observed, wrong, suspects, until)
+    told = _told(examiner, record, truth, data, observed, wrong, suspects, until)
+    if not court.untried:
+        return told
+    line = f"not tried for want of time: {court.untried} faults of the catalogue; --seconds gives more"
+    return dataclasses.replace(told, lines=(*told.lines[: MAX_LINES - 1], line))
 
 
 def _failed_recipes(record: Record) -> list[str]:
@@ -127,7 +132,7 @@ def _told(
         same = [s.fault.name for s in suspects[1:] if s.residual <= best.residual + 0.05]
         lines = [_name(best)]
         if same:
-            lines.append(f"the same on this case: {', '.join(same[:4])}{' ...' if len(same) > 4 else ''}")
+            lines.append(f"{SAME}{', '.join(same)}")
         lines += [*changing, *where, *(f"X-ray: {line}" for line in keys)]
         return Explanation(
             tuple(lines[:MAX_LINES]),
@@ -167,7 +172,7 @@ def _explain_failure(observed: Observed, suspects: list[Suspect]) -> Explanation
     same = tuple(s.fault.name for s in suspects[1:])
     lines = [f"{best.fault.name}: {best.fault.summary} (fails with the same words)", str(observed.failure)]
     if same:
-        lines.append(f"the same on this case: {', '.join(same[:4])}{' ...' if len(same) > 4 else ''}")
+        lines.append(f"{SAME}{', '.join(same)}")
     return Explanation(tuple(lines), best.fault.name, str(best.fault.fault_class), 0.0, same)
 
 

@@ -83,6 +83,7 @@ class Court:
     ) -> None:
         self.truth, self.observed, self.vehicles, self.range = truth, observed, vehicles, range_
         self.device = device
+        self.untried = 0  # faults that could show here and that there was no time for
         self._until = time.monotonic() + seconds
         self.without_fault = min((self.try_one(NO_FAULT, name).residual for name in vehicles), default=torch.inf)
 
@@ -161,9 +162,10 @@ class Court:
         for fault in faults:
             if fault.blind(self.truth.case) is not None:
                 continue
+            if not self.in_time:
+                self.untried += any(fault.fits(vehicle) for vehicle in self.vehicles)
+                continue
             for vehicle in self.vehicles:
-                if not self.in_time:
-                    break
                 if fault.fits(vehicle):
                     effects.append(self.try_one(fault, vehicle))
         return self._best(effects), effects

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from cases.schema import AttentionCase, Mode, Request
 from harness.cli.explain import explain as explain_command
+from harness.cli.grouping import faults_named
 from harness.cli.xray import xray as xray_command
 from harness.diagnosis.blame import blame_fault
 from harness.diagnosis.explaining import MAX_LINES, confirm, explain
@@ -60,6 +61,28 @@ def test_every_explained_line_is_one_line(shooting, examiner_of, wrong):
     examiner = examiner_of(PLAIN, FA3, load_fault("page-stride-halved"))
     said = explain(examiner, wrong(examiner), range_=shooting)
     assert all("\n" not in line and line.strip() == line for line in said.lines)
+
+
+# One row, one key left of its window: all windows that are too wide see the same there.
+TIE = AttentionCase(requests=(Request(5, 1),), window_left=4, page_size=4)
+
+
+def test_every_fault_that_gives_the_same_is_listed(shooting, examiner_of, wrong):
+    examiner = examiner_of(TIE, FA3, load_fault("window-one-too-wide"))
+    said = explain(examiner, wrong(examiner), range_=shooting)
+    named = {said.fault, *said.equals}
+    assert {"window-ignored", "window-one-too-wide", "window-twice-too-wide"} <= named
+    (line,) = (line for line in said.lines if line.startswith("the same on this case: "))
+    assert line.removeprefix("the same on this case: ").split(", ") == list(said.equals)
+    record = dataclasses.replace(wrong(examiner), explanation=said.lines)
+    assert faults_named(record) == (said.fault, *said.equals)  # what a run's summary reads of it
+
+
+def test_faults_that_there_was_no_time_for_are_counted(shooting, examiner_of, wrong):
+    examiner = examiner_of(TIE, FA3, load_fault("window-one-too-wide"))
+    said = explain(examiner, wrong(examiner), seconds=1e-6, range_=shooting)
+    assert said.fault is None
+    assert "not tried for want of time" in said.lines[-1]
 
 
 def test_a_race_is_told_from_a_steady_fault(shooting, examiner_of, wrong):
@@ -209,6 +232,17 @@ def test_explain_command(case_file):
     assert result.exit_code == 1
     assert "window-one-too-wide: the window holds one key more" in result.output
     assert command(explain_command, case_file, "--adapter", FA3).exit_code == 0
+
+
+def test_explain_command_says_of_each_equal_fault_what_it_is(tmp_path):
+    file = tmp_path / "tie.json"
+    file.write_text(json.dumps(TIE.to_json()))
+    app = typer.Typer()
+    app.command()(explain_command)
+    out = CliRunner().invoke(app, [str(file), "--adapter", FA3, "--fault", "window-one-too-wide"]).output
+    listed = [line.strip() for line in out.splitlines() if line.startswith("  = ")]
+    assert len(listed) >= 2
+    assert all(load_fault(line.split(": ")[0].removeprefix("= ")).summary in line for line in listed)
 
 
 def test_xray_command(case_file):
