@@ -29,8 +29,10 @@ class Group:
 
     @property
     def first(self) -> Record:
-        """The record to show: the first that has an explanation."""
-        return next((r for r in self.records if r.explanation), self.records[0])
+        """The record to show: whose explanation names the group's fault first, or else that has any."""
+        first_named = (r for r in self.records if faults_named(r)[:1] == (self.what,))
+        explained = (r for r in self.records if r.explanation)
+        return next(first_named, None) or next(explained, self.records[0])
 
 
 def group_findings(findings: Sequence[Record]) -> list[Group]:

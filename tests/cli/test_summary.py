@@ -43,6 +43,11 @@ def test_one_fault_takes_the_records_that_a_tie_told_by_another_name() -> None:
     assert seeds(records) == [("wide", [0, 1, 2]), ("cap", [3])]
 
 
+def test_the_case_shown_is_one_that_names_the_fault_itself() -> None:
+    (group,) = group_findings([named(0, "ignored", "wide"), named(1, "wide"), named(2, "wide")])
+    assert group.first.case.seed == 1
+
+
 def test_records_of_two_adapters_or_verdicts_are_apart() -> None:
     records = [record(0, reason="x"), record(1, reason="x", adapter="b"), record(2, Verdict.POISONED, "x")]
     assert [group.records for group in group_findings(records)] == [(r,) for r in records]
