@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The suites and case files asked for."""
+    """The suites and case files asked for, and what their cases must have in their name or id."""
 
     suites: tuple[str, ...]
     files: tuple[Path, ...]
+    keyword: str | None = None
 
     @property
     def scoped(self) -> tuple[str, ...]:
@@ -61,6 +62,7 @@ def gate(
     ],
     suite: Annotated[list[str] | None, typer.Option("--suite", "-s", help="Suite to run; repeatable.")] = None,
     cases: Annotated[list[Path] | None, typer.Option("--cases", help="A case file or a folder of them.")] = None,
+    keyword: Annotated[str | None, typer.Option("-k", help="Only cases with this in their name or id.")] = None,
     records: Annotated[
         list[Path] | None,
         typer.Option("--records", help="Judge this file (or folder) of records instead of running; repeatable."),
@@ -109,10 +111,13 @@ def gate(
     - `attn-harness gate --suite smoke --baseline h200 --adapter 'flashinfer-*' --update`
     - `attn-harness gate --suite smoke --baseline h200`
     - `attn-harness gate --suite smoke --baseline h200 --minutes 3`
+    - `attn-harness gate --suite smoke --baseline h200 -k decode`
     - `attn-harness gate --baseline h200 --records reports/run-20260914-101500-77.jsonl`
     """
     _refuse_contradictions(bool(suite or cases), bool(records), minutes, shard, factor, repeat)
-    chosen = Choice(tuple(suite or ()), tuple(cases or ()))
+    if keyword and records:
+        raise UsageError("-k chooses what to run; it does not go with --records.")
+    chosen = Choice(tuple(suite or ()), tuple(cases or ()), keyword)
     known = read_ledger(ledger or reports / "known_failures.toml")
     path = baseline_path(reports, baseline)
     old = {} if update and not path.exists() else read_baseline(path)
@@ -136,6 +141,7 @@ def gate(
             ledger=known,
             versions=installed_versions(),
             launch_known_crashes=launch_known_crashes,
+            keyword=keyword,
         )
         settings = RunSettings(workers, workers_per_gpu, python, evidence, time_limit, repeat)
         file, found = _run(scope, settings, reports, part)
@@ -190,7 +196,7 @@ def _jobs_to_run(chosen: Choice, patterns: tuple[str, ...], baseline: Baseline) 
     adapters = patterns or tuple(sorted({entry.adapter for entry in baseline.values()}))
     if not adapters:
         raise UsageError("a new baseline needs --adapter NAME (repeatable, globs): it has none of its own yet.")
-    return make_jobs(select_adapters(adapters), select_cases(chosen.suites, chosen.files))
+    return make_jobs(select_adapters(adapters), select_cases(chosen.suites, chosen.files, chosen.keyword))
 
 
 def _jobs_recorded(chosen: Choice, baseline: Baseline, loaded: RecordSet) -> list[Job]:

@@ -13,6 +13,7 @@ from harness.adapter_check import refuse_incomplete
 from harness.adapters import registry
 from harness.environment import gpu_ids
 from harness.errors import UsageError
+from harness.gate.scope import has_keyword
 from harness.loading import is_file_spec
 from harness.running.options import Job
 
@@ -73,7 +74,7 @@ def select_cases(
             raise UsageError(f"{path} holds no .json case.")
         pairs += [(None, load_case_file(file)) for file in files]
     if keyword:
-        pairs = [(s, c) for s, c in pairs if keyword in c.name or c.id.startswith(keyword)]
+        pairs = [(s, c) for s, c in pairs if has_keyword(keyword, c.name, c.id)]
         if not pairs:
             raise UsageError(f"no case has {keyword!r} in its name or at the start of its id.")
     seen: set[str] = set()

@@ -54,11 +54,12 @@ def scope_of_jobs(
     ledger: Ledger = Ledger(),  # noqa: B008 - a frozen value
     versions: Mapping[str, str] | None = None,
     launch_known_crashes: bool = False,
+    keyword: str | None = None,
 ) -> Scope[Job]:
     """The scope of a run of `jobs`.
 
-    adapters are names or patterns, suites names: the baseline's entries of others are not this run's
-    business. Neither are those of another shard (`part` is (i, n)), or those that the budget leaves out,
+    adapters are names or patterns, suites names, keyword what chose the jobs: the baseline's entries of others are
+    not this run's business. Neither are those of another shard (`part` is (i, n)), or those that the budget leaves out,
     which are named in `left_out`.
     """
     seconds = recorded_seconds(baseline)
@@ -78,7 +79,7 @@ def scope_of_jobs(
     elsewhere = frozenset(_key(job) for job in jobs) - answered
     return Scope(
         jobs=tuple(chosen),
-        expected=_expected(baseline, elsewhere, adapters, suites),
+        expected=_expected(baseline, elsewhere, adapters, suites, keyword),
         left_out=left_out,
         not_launched=crashes,
         names={_key(job): job.case.name for job in chosen},
@@ -116,8 +117,17 @@ def scope_of_records(
     )
 
 
+def has_keyword(keyword: str, case_name: str, case_id: str) -> bool:
+    """What `-k` chooses: cases with it in their name, or at the start of their id."""
+    return keyword in case_name or case_id.startswith(keyword)
+
+
 def _expected(
-    baseline: Baseline, excused: Collection[Key], adapters: Collection[str], suites: Collection[str]
+    baseline: Baseline,
+    excused: Collection[Key],
+    adapters: Collection[str],
+    suites: Collection[str],
+    keyword: str | None = None,
 ) -> frozenset[Key]:
     return frozenset(
         key
@@ -125,6 +135,7 @@ def _expected(
         if key not in excused
         and _matches(entry.adapter, adapters)
         and (not suites or entry.suite is None or entry.suite in suites)
+        and (not keyword or has_keyword(keyword, entry.case_name, entry.case_id))
     )
 
 

@@ -88,6 +88,28 @@ def test_a_fault_switched_on_a_case_removed_and_the_ledger(
 
 
 @pytest.mark.usefixtures("without_workers")
+def test_a_keyword_chooses_cases_and_the_others_are_not_its_business(
+    tmp_path: Path, run_gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = write_cases(tmp_path / "cases", CASES)
+    common = ("-b", "b", "--reports", tmp_path, "--workers", 1, "--cases", cases)
+    assert run_gate(*common, "-a", ADAPTER, "--update").code == 0
+    monkeypatch.setenv("SWITCHABLE_FAULT", "1")  # which only the windowed case shows
+    for keyword, code, run in (("L4", 1, 1), (WINDOWED.id[:8], 1, 1), ("0+5", 0, 1), ("extend", 1, 3)):
+        answer = run_gate(*common, "-k", keyword, "--json")
+        body = json.loads(answer.out)
+        assert (answer.code, sum(body["verdicts"].values())) == (code, run), (keyword, body)
+        assert {change["kind"] for change in body["changes"]} <= {"new failure"}
+    before = read_baseline(tmp_path / "baselines" / "b.jsonl")
+    assert run_gate(*common, "-k", "L4", "--update").code == 0
+    after = read_baseline(tmp_path / "baselines" / "b.jsonl")
+    assert after.keys() == before.keys()
+    assert {key for key in after if after[key].verdict != before[key].verdict} == {(WINDOWED.id, ADAPTER)}
+    assert "no case has" in run_gate(*common, "-k", "nothing-is-called-this").err
+    assert "does not go with --records" in run_gate("-b", "b", "--records", tmp_path, "-k", "L4").err
+
+
+@pytest.mark.usefixtures("without_workers")
 def test_a_case_known_to_crash_is_not_launched_unless_asked(tmp_path: Path, run_gate) -> None:
     cases = write_cases(tmp_path / "cases", CASES[:2])
     common = ("-b", "b", "--reports", tmp_path, "--workers", 1, "--cases", cases, "-a", ADAPTER)
