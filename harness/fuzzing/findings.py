@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,18 @@ from harness.record_files import replace_text
 CASE, ORIGINAL, EXPLANATION, RECORD = "case.json", "original.json", "explanation.txt", "record.json"
 
 
-def write_finding(findings: Path, finding: Finding, python: str = sys.executable) -> Path:
-    """Write the folder of a finding under `findings`; returns it. A name that is taken gets a number.
+NOT_YET = "repro.py: not written yet."
 
-    `python` runs repro.py, where that can run here.
-    """
+
+def write_finding(findings: Path, finding: Finding, python: str = sys.executable) -> Path:
+    """Write the folder of a finding under `findings`; returns it."""
+    folder = begin_finding(findings, finding)
+    add_repro(folder, finding, python)
+    return folder
+
+
+def begin_finding(findings: Path, finding: Finding) -> Path:
+    """Everything but repro.py, at once; returns the folder. A name that is taken gets a number."""
     name = name_of(finding)
     folder = findings / name
     number = 2
@@ -42,9 +50,19 @@ def write_finding(findings: Path, finding: Finding, python: str = sys.executable
     _write_json(folder / CASE, _case_body(finding, finding.record.case))
     _write_json(folder / ORIGINAL, _case_body(finding, finding.original.case))
     _write_json(folder / RECORD, finding.record.to_json())
-    said = write_repro(finding, folder, can_run=_repro_can_run(finding), python=python)
-    replace_text(folder / EXPLANATION, explanation_text(finding, folder, said))
+    replace_text(folder / EXPLANATION, explanation_text(finding, folder, NOT_YET))
     return folder
+
+
+def add_repro(
+    folder: Path, finding: Finding, python: str = sys.executable, halted: Callable[[], bool] = lambda: False
+) -> None:
+    """Write repro.py, try it with `python` where that can be, and say in the explanation what it is worth.
+
+    The trial is cut short once `halted` is true.
+    """
+    said = write_repro(finding, folder, can_run=_repro_can_run(finding), python=python, halted=halted)
+    replace_text(folder / EXPLANATION, explanation_text(finding, folder, said))
 
 
 def _repro_can_run(finding: Finding) -> bool:

@@ -33,7 +33,7 @@ from harness.fuzzing.coverage import EdgeCount, beyond
 from harness.fuzzing.drawing import cases_for
 from harness.fuzzing.engine import Engine, EngineOptions
 from harness.fuzzing.finding import Finding
-from harness.fuzzing.findings import write_finding
+from harness.fuzzing.findings import add_repro, begin_finding
 from harness.fuzzing.kernels import Kernels, WorkerKernels
 from harness.fuzzing.limits import draw_limits
 from harness.fuzzing.progress import FuzzProgress
@@ -109,7 +109,6 @@ class Session:
         self._halt = threading.Event()
         self._lock = threading.Lock()
         self._kernels: list[Kernels] = []
-        self._accepted: list[Finding] = []
         self._records = RecordWriter(self.folder / "records.jsonl")
         self._steps = RecordWriter(self.folder / "shrinking.jsonl")
 
@@ -238,12 +237,10 @@ class Session:
 
     def on_finding(self, finding: Finding) -> None:
         with self._lock:
-            if any(finding.is_same(other) for other in self._accepted):
+            if any(finding.is_same(other) for other in self.result.findings):
                 return
-            self._accepted.append(finding)
             self._records.write(finding.record.replace(suite="fuzz"))
-        folder = write_finding(self.folder / "findings", finding, self.options.python)  # may run a script: not locked
-        with self._lock:
+            folder = begin_finding(self.folder / "findings", finding)
             self.result.findings.append(finding)
             self.result.folders.append(folder)
             told = finding.explanation.lines[0] if finding.explanation.lines else finding.record.reason
@@ -251,6 +248,7 @@ class Session:
                 f"finding {len(self.result.findings)}: {finding.record.verdict} {finding.record.adapter} on "
                 f"{finding.record.case.name}\n  {told}\n  {folder}"
             )
+        add_repro(folder, finding, self.options.python, self._halt.is_set)  # runs a script: not under the lock
 
     def _show(self) -> None:
         result = self.result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from enum import Enum
 
 from cases.schema import AttentionCase
 
@@ -15,7 +16,7 @@ LEFT_OUT = ("requests", "execution")
 def outside_text(case: AttentionCase, class_name: str) -> str:
     """Runs the adapter on a stand-in for the batch."""
     fields = {f.name: getattr(case, f.name) for f in dataclasses.fields(case) if f.name not in LEFT_OUT}
-    plain = {name: str(value) if type(value).__module__ == "cases.schema" else value for name, value in fields.items()}
+    plain = {name: str(value) if isinstance(value, Enum) else value for name, value in fields.items()}
     given = ", ".join(f"{name}={value!r}" for name, value in plain.items())
     listed = textwrap.fill(f"FIELDS = dict({given})", 118, subsequent_indent="    ", break_on_hyphens=False)
     return f"""

@@ -48,7 +48,7 @@ def install() -> None:
     """Put the stand-ins where the file's imports look."""
     for package, modules in (
         ("harness", ("api", "adapters", "adapters.protocol", "adapters.capabilities")),
-        ("cases", ("schema", "batch")),
+        ("cases", ("schema", "vocabulary", "batch")),
     ):
         sys.modules[package] = Module(package)
         for name in modules:

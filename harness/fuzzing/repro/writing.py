@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +28,12 @@ from harness.verdict import Verdict
 MAX_LINES = 80
 WIDE = 112  # columns of the docstring
 SECONDS = 300.0  # a first call may compile
+HANG_SECONDS = 60.0  # of a script that is to hang
 EMULATED = "@emulated"
+
+
+class Halted(Exception):
+    """The session was interrupted while a script was tried."""
 
 
 class NoRepro(Exception):
@@ -118,27 +126,58 @@ def _docstring(finding: Finding) -> str:
     return "\n".join(textwrap.shorten(line, WIDE) for line in plain)
 
 
-def shows(script: Path, record: Record, python: str = sys.executable) -> bool:
-    """True if running the script gives what the finding says: wrong rows, or an end that is no clean exit."""
+def shows(
+    script: Path, record: Record, python: str = sys.executable, halted: Callable[[], bool] = lambda: False
+) -> bool:
+    """True if running the script gives what the finding says: wrong rows, or an end that is no clean exit.
+
+    Raises Halted, and ends the script, once `halted` is true.
+    """
+    limit = HANG_SECONDS if record.verdict is Verdict.TIMEOUT else SECONDS
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    try:
-        run = subprocess.run(
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        run = subprocess.Popen(
             [python, script.name],
             cwd=script.parent,
             env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
+            stdout=said,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the session, which then ends it
         )
-    except subprocess.TimeoutExpired:
+        try:
+            code = _code_of(run, time.monotonic() + limit, halted)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+        said.seek(0)
+        wrong_rows = "rows are wrong" in said.read()
+    if code is None:
         return record.verdict is Verdict.TIMEOUT
     if record.verdict is Verdict.CRASH:
-        return run.returncode != 0 and "rows are wrong" not in run.stdout
-    return run.returncode == 1 and "rows are wrong" in run.stdout
+        return code != 0 and not wrong_rows
+    return code == 1 and wrong_rows
 
 
-def write_repro(finding: Finding, folder: Path, *, can_run: bool, python: str = sys.executable) -> str:
+def _code_of(run: subprocess.Popen[bytes], until: float, halted: Callable[[], bool]) -> int | None:
+    """The exit code, or None if it has not ended by `until`. Raises Halted."""
+    while time.monotonic() < until:
+        try:
+            return run.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            if halted():
+                raise Halted from None
+    return None
+
+
+def write_repro(
+    finding: Finding,
+    folder: Path,
+    *,
+    can_run: bool,
+    python: str = sys.executable,
+    halted: Callable[[], bool] = lambda: False,
+) -> str:
     """Write repro.py into the folder of a finding; returns a sentence that says what it is worth.
 
     Where it can run, the data are chosen so that it shows the failure: random first, then equal weights.
@@ -155,8 +194,8 @@ def write_repro(finding: Finding, folder: Path, *, can_run: bool, python: str = 
         shutil.copyfile(finding.adapter.rpartition(":")[0], folder / ADAPTER)
         shutil.copyfile(Path(__file__).with_name(STAND_IN), folder / STAND_IN)
         beside = [folder / ADAPTER, folder / STAND_IN]
+    script.write_text(texts[0], encoding="utf-8")
     if not can_run:
-        script.write_text(texts[0], encoding="utf-8")
         return "repro.py was not run here; it needs the library on a GPU."
     with tempfile.TemporaryDirectory() as scratch:
         trial = Path(scratch) / script.name
@@ -164,8 +203,11 @@ def write_repro(finding: Finding, folder: Path, *, can_run: bool, python: str = 
             shutil.copyfile(file, trial.parent / file.name)
         for text in texts:
             trial.write_text(text, encoding="utf-8")
-            if shows(trial, finding.record, python):
+            try:
+                shown = shows(trial, finding.record, python, halted)
+            except Halted:
+                return "repro.py was not run to its end: the session was interrupted."
+            if shown:
                 script.write_text(text, encoding="utf-8")
                 return "repro.py was run and shows it."
-    script.write_text(texts[0], encoding="utf-8")
     return "repro.py was run and does NOT show it: the failure needs this project's own data or calls."
