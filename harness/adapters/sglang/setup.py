@@ -181,6 +181,7 @@ def make_runner(setup: Setup, server_args: Any) -> Any:
         dp_size=1,
         pp_size=1,
         attn_cp_size=1,
+        ps=SimpleNamespace(tp_size=1, attn_cp_size=1),  # where fa3 of 0.5.16 to 0.5.20 looks for them
         is_draft_worker=False,
         spec_algorithm=SpeculativeAlgorithm.NONE,
         attention_chunk_size=None,

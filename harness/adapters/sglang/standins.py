@@ -30,6 +30,7 @@ STAND_INS = {
     "torch_memory_saver": "releasing weights in training loops",
     "uvicorn": "the HTTP server",
     "torchvision": "image decoding",
+    "xgrammar": "grammars of structured output (imported by 0.5.16 to 0.5.20)",
 }
 
 
@@ -55,6 +56,14 @@ class _StandInType(type):
         return _Whatever()
 
 
+def _any_schema(cls: type, source: object, handler: object) -> Any:
+    """Lets a pydantic model of SGLang's HTTP protocol name a stand-in's class as a field's type."""
+    del cls, source, handler
+    from pydantic_core import core_schema
+
+    return core_schema.any_schema()
+
+
 class StandIn(ModuleType):
     """A module that has every name: a class where the name is capitalised, else a function; neither can be called."""
 
@@ -70,7 +79,7 @@ class StandIn(ModuleType):
             raise RuntimeError(f"{where} is a stand-in and was called; install the real package")
 
         if name[:1].isupper() and not name.isupper():
-            return _StandInType(name, (), {"__init__": refuse})
+            return _StandInType(name, (), {"__init__": refuse, "__get_pydantic_core_schema__": classmethod(_any_schema)})
         refuse.__name__ = name
         return refuse
 

@@ -20,8 +20,26 @@ def _v0_5_13() -> object:
     return Release()
 
 
-def _v0_5_23() -> object:
-    from harness.adapters.sglang.compat.v0_5_23 import Release
+def _v0_5_14() -> object:
+    from harness.adapters.sglang.compat.v0_5_14 import Release
+
+    return Release()
+
+
+def _v0_5_16() -> object:
+    from harness.adapters.sglang.compat.v0_5_16 import Release
+
+    return Release()
+
+
+def _v0_5_19() -> object:
+    from harness.adapters.sglang.compat.v0_5_19 import Release
+
+    return Release()
+
+
+def _v0_5_22() -> object:
+    from harness.adapters.sglang.compat.v0_5_22 import Release
 
     return Release()
 
@@ -29,7 +47,10 @@ def _v0_5_23() -> object:
 RANGES = (
     ((0, 5, 12), (0, 5, 12), _v0_5_12),
     ((0, 5, 13), (0, 5, 13), _v0_5_13),
-    ((0, 5, 23), (0, 5, 23), _v0_5_23),
+    ((0, 5, 14), (0, 5, 15), _v0_5_14),
+    ((0, 5, 16), (0, 5, 18), _v0_5_16),
+    ((0, 5, 19), (0, 5, 21), _v0_5_19),
+    ((0, 5, 22), (0, 5, 23), _v0_5_22),
 )
 
 
