@@ -47,7 +47,7 @@ def sign_codes(seed: int, stream: str, rows: Rows, heads: int, columns: int) -> 
 def walk_codes(seed: int, stream: str, rows: Rows, columns: int, bound: int, order: Tensor | None = None) -> Tensor:
     """int8 [n, columns] of walk-`bound` codes over packed rows.
 
-    `order` (int64 [n], a permutation) is the order in which the walk visits the rows; a set of rows
+    `bound`: a power of two. `order` (int64 [n], a permutation) is the order in which the walk visits the rows; a set of rows
     that is contiguous in it sums to at most `bound` in absolute value. None: as packed.
     """
     steps = random_bits(seed, stream, rows, columns) * 2 - 1
@@ -81,5 +81,5 @@ def _folded(steps: Tensor, phases: Tensor, bound: int) -> Tensor:
     walk[:, 0] = phases
     torch.cumsum(steps, 1, dtype=torch.int32, out=walk[:, 1:])
     walk[:, 1:] += phases[:, None]
-    folded = (walk.remainder_(2 * bound) - bound).abs_().to(torch.int8)
+    folded = ((walk & (2 * bound - 1)).to(torch.int8) - bound).abs_()  # walk mod 2 * bound, a power of two
     return folded[:, 1:] - folded[:, :-1]

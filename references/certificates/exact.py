@@ -12,6 +12,9 @@ from cases.schema import AttentionCase
 from references.visibility import visible_interval
 
 
+MOST_TERMS = 1 << 24  # summed up at a time: 64 MiB of running sums
+
+
 class Sums(NamedTuple):
     """code:   int64 [total_q, num_qo_heads, head_dim_vo], sum of weight * code word over the visible keys
     weight: int64 [total_q, num_qo_heads], sum of the weights"""
@@ -45,18 +48,24 @@ def interval_sums(case: AttentionCase, codes: Tensor, weights: Tensor | None, be
     """Sums over packed keys begin..end of each query row.
 
     codes:   int8 [total_kv, num_kv_heads, head_dim_vo]
-    weights: int64 [total_kv, num_qo_heads], or None for 1 everywhere
+    weights: int8 [total_kv, num_qo_heads], or None for 1 everywhere
     """
     rows, group = begin.numel(), case.group_size
-    out = torch.empty((rows, case.num_qo_heads, codes.shape[2]), dtype=torch.int64, device=codes.device)
+    # kv heads at a time: all in one pass, or as many as memory allows.
+    step = max(1, MOST_TERMS // max(1, codes[:, :1].numel() * (1 if weights is None else group)))
+    parts = []
+    for head in range(0, case.num_kv_heads, step):
+        terms = codes[:, head : head + step]
+        if weights is None:
+            sums = _difference(terms, begin, end)[:, :, None].expand(-1, -1, group, -1)
+        else:
+            of_group = weights[:, head * group : (head + step) * group].unflatten(1, (-1, group))
+            sums = _difference(terms[:, :, None] * of_group[..., None], begin, end)
+        parts.append(sums.flatten(1, 2))
+    code = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     if weights is None:
-        total = (end - begin)[:, None].expand(rows, case.num_qo_heads)
-        for head in range(case.num_kv_heads):
-            out[:, head * group : (head + 1) * group] = _difference(codes[:, head], begin, end)[:, None]
-        return Sums(out, total)
-    for head in range(case.num_qo_heads):
-        out[:, head] = _difference(codes[:, head // group] * weights[:, head, None], begin, end)
-    return Sums(out, _difference(weights, begin, end))
+        return Sums(code, (end - begin)[:, None].expand(rows, case.num_qo_heads))
+    return Sums(code, _difference(weights, begin, end))
 
 
 def _difference(values: Tensor, begin: Tensor, end: Tensor) -> Tensor:

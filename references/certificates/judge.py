@@ -89,14 +89,17 @@ def _code_residual(
     case: AttentionCase, built: CertificateData, at: slice, out: Tensor, legs: Sums | None, traits: KernelTraits
 ) -> tuple[Tensor, Tensor]:
     """|out * N - S| and which elements of it are judged, fp64 and bool [rows, Hq, Dvo]."""
-    code = built.exact.code[at].double()
-    weight = built.exact.weight[at].double()[:, :, None]
+    # Where keys weigh the same for all, the q heads of a group have one answer, and it is looked at once.
+    alike = case.group_size if built.weights is None and built.targets is None and built.sink_mass is None else 1
+    code = built.exact.code[at, ::alike].double()
+    weight = built.exact.weight[at, ::alike].double()[:, :, None]
     total = weight if built.sink_mass is None else weight + built.sink_mass[None, :, None]
-    residual = (out[at].double() * total / case.v_scale - code).abs()
+    by_group = out[at].double().unflatten(1, (-1, alike))
+    residual = (by_group * (total / case.v_scale)[:, :, None] - code[:, :, None]).abs_().flatten(1, 2)
     budget = _rounding(case, code, total)
     if legs is not None:
-        part = legs.code[at].double()
-        part_weight = legs.weight[at].double()[:, :, None]
+        part = legs.code[at, ::alike].double()
+        part_weight = legs.weight[at, ::alike].double()[:, :, None]
         merged = (part_weight > 0) & (part_weight < weight)
         # Which leg counts a sink is the kernel's affair: partial outputs are then taken to be rounded.
         exact = built.sink_mass is None
@@ -115,7 +118,8 @@ def _code_residual(
     budget *= 2 * traits.out_ulp  # a kernel declared good to k ulp only
     limit = CHAIN_BUDGET if traits.merge_legs > 2 else BUDGET * max(1.0, 2 * traits.out_ulp)
     scores = 2 * score_error(case, traits) * built.max_score * built.sum_bound
-    return residual, (budget <= limit) & (budget + scores + _splits(case, built, at, traits) < PROOF) & (weight > 0)
+    judged = (budget <= limit) & (budget + scores + _splits(case, built, at, traits) < PROOF) & (weight > 0)
+    return residual, judged.repeat_interleave(alike, 1) if alike > 1 else judged
 
 
 def _splits(case: AttentionCase, built: CertificateData, at: slice, traits: KernelTraits) -> Tensor:
