@@ -25,7 +25,8 @@ from cases.draw_limits import find_profile
 from harness.errors import UsageError
 from harness.fuzzing.coverage import EdgeCount, beyond
 from harness.fuzzing.drawing import cases_for
-from harness.fuzzing.engine import Engine, EngineOptions
+from harness.fuzzing.engine import Engine
+from harness.fuzzing.engine_options import EngineOptions
 from harness.fuzzing.finding import Finding
 from harness.fuzzing.kernels import WorkerKernels
 from harness.fuzzing.knowledge import Known

@@ -16,7 +16,6 @@ import hashlib
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
 from hypothesis.database import ExampleDatabase, MultiplexedDatabase
@@ -27,6 +26,8 @@ from cases.schema import AttentionCase
 from harness.diagnosis.explaining import Explanation
 from harness.errors import UsageError
 from harness.fuzzing.database import FoundInRound, WriteOnly
+from harness.fuzzing.engine_options import EngineOptions, Listener
+from harness.fuzzing.explaining import Culprits, Groups
 from harness.fuzzing.finding import Finding, size_of
 from harness.fuzzing.kernels import Kernels
 from harness.fuzzing.knowledge import Knowledge, Known
@@ -42,41 +43,6 @@ HANG_LIMIT = 5.0  # seconds: the least that a case is given once one has hung
 INTERRUPTED = Explanation(("not explained: the session was interrupted.",))
 MOST_WITNESSES = 8
 LOST_IN_A_ROW = 300  # cases in a row that a known hang or lost process covers, after which a session gives up
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """examples: new cases to draw (None: no limit); seconds: until when (None: no limit)
-    seed, shard: which sequence of cases; shrink_runs, shrink_seconds: the most that shrinking one round may take
-    use_target: let Hypothesis climb towards larger error over bound
-    database: shared failing examples, replayed first (None: nothing is shared)"""
-
-    adapter: str
-    profile: str = "quick"
-    seed: int = 0
-    shard: int = 0
-    examples: int | None = None
-    seconds: float | None = None
-    shrink_runs: int = 600
-    shrink_seconds: float = 300.0
-    explain_seconds: float = 60.0
-    most_findings: int | None = None
-    use_target: bool = False
-    database: ExampleDatabase | None = None
-
-
-class Listener(Protocol):
-    """Who is told what an engine does, in the engine's thread."""
-
-    def on_record(self, record: Record) -> None:
-        """A new case was run."""
-        ...
-
-    def on_shrink(self, record: Record) -> None:
-        """A step of shrinking was run."""
-        ...
-
-    def on_finding(self, finding: Finding) -> None: ...
 
 
 class _Enough(BaseException):
@@ -118,9 +84,7 @@ class Engine:
     _hung: bool = False
 
     def __post_init__(self) -> None:
-        self.knowledge = Knowledge(
-            lambda failure, groups: self.kernels.which_known(failure, groups, self._run_options())
-        )
+        self.knowledge = Knowledge(self._which_known)
         self.knowledge.known += self.known
 
     def run(self) -> list[Finding]:
@@ -148,7 +112,12 @@ class Engine:
         reuse = () if shared is None else (Phase.reuse,)
         climb = (Phase.target,) if self.options.use_target else ()
         database = found if shared is None else MultiplexedDatabase(found, shared)
-        failing = self._call((*reuse, Phase.generate, *climb), database, number)
+        try:
+            failing = self._call((*reuse, Phase.generate, *climb), database, number)
+        except _Enough:
+            for record in self._first.values():  # seen, but Hypothesis had not told it yet
+                self._settle(record, self.examples, stopped=True)
+            raise
         if not failing:
             return
         drawn = self.examples
@@ -191,12 +160,20 @@ class Engine:
             return [failure.record]
         except BaseExceptionGroup as several:
             return [failure.record for failure in several.exceptions if isinstance(failure, CaseFails)]
+        except UsageError:
+            self._end_if_halted()
+            raise
         except Unsatisfiable:
             raise UsageError(
                 f"nothing that adapter {self.options.adapter} takes can be drawn in profile "
                 f"{self.options.profile}; widen its capabilities."
             ) from None
         return []
+
+    def _end_if_halted(self) -> None:
+        """A session that ends takes the workers away; that none can be had then says nothing."""
+        if self.halt.is_set():
+            raise _Enough from None
 
     def _seed_of(self, number: int) -> int:
         text = f"{self.options.seed}/{self.options.shard}/{number}/{self.options.profile}"
@@ -264,7 +241,11 @@ class Engine:
         return seen
 
     def _run(self, case: AttentionCase) -> Record:
-        record = self.kernels.examine(case, self._run_options())
+        try:
+            record = self.kernels.examine(case, self._run_options())
+        except UsageError:
+            self._end_if_halted()
+            raise
         if self.halt.is_set():  # its process may have been ended under it, which says nothing about the case
             raise _Enough
         if record.verdict is Verdict.TIMEOUT:
@@ -288,6 +269,14 @@ class Engine:
         if self._shrinking and seen.record is not None:
             self._trail.append(seen)
         return seen
+
+    def _which_known(self, failure: Record, groups: Groups) -> Culprits | None:
+        try:
+            return self.kernels.which_known(failure, groups, self._run_options())
+        except UsageError:
+            if not self.halt.is_set():
+                raise
+            return None  # told as a finding of its own rather than not at all
 
     def _ask(self, seen: _Seen) -> None:
         """Which finding a failure belongs to, unless that was asked since the last one was made."""
@@ -319,14 +308,18 @@ class Engine:
         original = self._first.get(kind_of(record), record)
         confirmed, told = record, INTERRUPTED
         if not stopped:
-            confirmed = self._confirm(record, original)
-            told = self.kernels.explain(
-                confirmed,
-                self._witnesses(record, original),
-                self.knowledge.groups,
-                self._run_options(),
-                self.options.explain_seconds,
-            )
+            try:
+                confirmed = self._confirm(record, original)
+                told = self.kernels.explain(
+                    confirmed,
+                    self._witnesses(record, original),
+                    self.knowledge.groups,
+                    self._run_options(),
+                    self.options.explain_seconds,
+                )
+            except UsageError:
+                if not self.halt.is_set():
+                    raise
         if self.halt.is_set():
             confirmed, told = record, INTERRUPTED
         finding = self._finding(confirmed.replace(explanation=told.lines), original, told, drawn)

@@ -31,7 +31,8 @@ from harness.environment import gpu_ids, installed_versions
 from harness.errors import UsageError
 from harness.fuzzing.coverage import EdgeCount, beyond
 from harness.fuzzing.drawing import cases_for
-from harness.fuzzing.engine import Engine, EngineOptions
+from harness.fuzzing.engine import Engine
+from harness.fuzzing.engine_options import EngineOptions
 from harness.fuzzing.finding import Finding
 from harness.fuzzing.findings import add_repro, begin_finding
 from harness.fuzzing.kernels import Kernels, WorkerKernels

@@ -31,7 +31,8 @@ from harness.faults.registry import load_fault
 from harness.faults.shots import Range, emulated_adapters
 from harness.fuzzing.baselines import grid_cases, uniform_cases
 from harness.fuzzing.drawing import cases_for
-from harness.fuzzing.engine import Engine, EngineOptions
+from harness.fuzzing.engine import Engine
+from harness.fuzzing.engine_options import EngineOptions
 from harness.fuzzing.explaining import Groups
 from harness.fuzzing.finding import Finding
 from harness.fuzzing.kernels import LocalKernels

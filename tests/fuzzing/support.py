@@ -7,7 +7,8 @@ from typing import Any
 
 from cases.schema import AttentionCase
 from harness.fuzzing.drawing import cases_for
-from harness.fuzzing.engine import Engine, EngineOptions
+from harness.fuzzing.engine import Engine
+from harness.fuzzing.engine_options import EngineOptions
 from harness.fuzzing.finding import Finding
 from harness.fuzzing.kernels import LocalKernels
 from harness.record import Record

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.fuzzing.engine import EngineOptions
+from harness.fuzzing.engine_options import EngineOptions
 from harness.fuzzing.session import SessionOptions
 from harness.record import read_records
 from harness.running.options import RunOptions

@@ -6,11 +6,13 @@ import dataclasses
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
 from cases import AttentionCase
 from harness.diagnosis.explaining import Explanation
+from harness.errors import UsageError
 from harness.fuzzing.finding import Finding
 from harness.fuzzing.kernels import LocalKernels
 from harness.fuzzing.knowledge import Knowledge, Known
@@ -138,6 +140,50 @@ def test_halting_while_shrinking_keeps_the_finding() -> None:
     assert len(halting.steps) == 5
     assert findings[0].record.case.total_kv <= findings[0].original.case.total_kv
     assert kept.records == []
+
+
+class Taken(LocalKernels):
+    """Its worker is taken away in the middle of a call of `where`, as a session does on Ctrl-C."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(SWA, "window-one-too-wide")
+        self.where, self.failed, self.halt = where, False, threading.Event()
+
+    def _call(self, name: str) -> None:
+        if name == self.where and self.failed:
+            self.halt.set()
+        if self.halt.is_set():
+            raise UsageError("a worker was asked for after its end.")
+
+    def examine(self, case: AttentionCase, options: RunOptions) -> Record:
+        self._call("examine")
+        record = super().examine(case, options)
+        self.failed |= record.verdict.is_finding
+        return record
+
+    def confirm(self, case: AttentionCase, options: RunOptions) -> Record:
+        self._call("confirm")
+        return super().confirm(case, options)
+
+    def mend(self, case: AttentionCase) -> AttentionCase | None:
+        self._call("mend")
+        return super().mend(case)
+
+    def explain(self, *arguments: Any) -> Explanation:
+        self._call("explain")
+        return super().explain(*arguments)
+
+
+@pytest.mark.parametrize("where", ["examine", "mend", "confirm", "explain"])
+def test_a_finding_outlives_the_worker_that_is_taken_away(where: str) -> None:
+    kernels = Taken(where)
+    engine, kept = local_engine(SWA, kernels=kernels, seed=2, examples=100)
+    engine.halt = kernels.halt
+    findings = engine.run()
+    assert kernels.halt.is_set()
+    assert [finding.explanation.lines for finding in findings] == [("not explained: the session was interrupted.",)]
+    assert kept.findings == findings
+    assert findings[0].record.verdict is Verdict.WRONG
 
 
 # -- telling findings apart ------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -150,31 +151,55 @@ def test_an_adapter_that_cannot_be_loaded_ends_the_session_in_one_sentence(tmp_p
         run_session(tmp_path, "torch-sdpa", fault="sink-in-base-2")
 
 
-COMMAND = (
-    "import sys; from harness.cli import main; from harness.cli.fuzz import fuzz;"
-    "main.app.command('fuzz-here')(fuzz); main.main()"
-)
-
-
-def test_ctrl_c_ends_cleanly_with_everything_kept(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "fuzz-here", "-a", "flash-attn-2@emulated", "--minutes", "5", "--seed", "1"],
+def started(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness.cli.main", "fuzz", "--minutes", "5", "--seed", "1", *arguments],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
     )
+
+
+def wait_until(seen: Callable[[], bool]) -> None:
     until = time.monotonic() + 120
-    while time.monotonic() < until and not any(p.stat().st_size for p in tmp_path.glob("reports/fuzz/*/records.jsonl")):
-        time.sleep(0.2)
+    while time.monotonic() < until and not seen():
+        time.sleep(0.02)
+    assert seen()
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it wrote to standard output and standard error after Ctrl-C."""
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
+    return out, err
+
+
+def test_ctrl_c_ends_cleanly_with_everything_kept(tmp_path: Path) -> None:
+    process = started(tmp_path, "-a", "flash-attn-2@emulated")
+    wait_until(lambda: any(p.stat().st_size for p in tmp_path.glob("reports/fuzz/*/records.jsonl")))
+    out, _ = interrupted(process)
     assert "0 findings" in out
     folder = next(tmp_path.glob("reports/fuzz/*"))
     assert json.loads((folder / "session.json").read_text())["state"] == "interrupted"
     records = list(read_records(folder / "records.jsonl"))
     assert records
     assert {r.verdict for r in records} == {Verdict.PASS}
+
+
+def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
+    process = started(tmp_path, "-a", "flash-attn-2@emulated", "-a", f"{WRONG}:WindowOneTooLong")
+    wait_until(lambda: any(tmp_path.glob("reports/fuzz/*/session.json")))  # written before any worker is asked for
+    out, _ = interrupted(process)
+    assert "0 findings" in out
+    assert json.loads(next(tmp_path.glob("reports/fuzz/*/session.json")).read_text())["state"] == "interrupted"
+
+
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path) -> None:
+    process = started(tmp_path, "-a", "flash-attn-2@emulated")
+    wait_until(lambda: "torch/" in Path(f"/proc/{process.pid}/maps").read_text())
+    assert "interrupted" in interrupted(process)[1]
+    assert not list(tmp_path.glob("reports/fuzz/*/findings"))
