@@ -47,8 +47,8 @@ def sign_codes(seed: int, stream: str, rows: Rows, heads: int, columns: int) -> 
 def walk_codes(seed: int, stream: str, rows: Rows, columns: int, bound: int, order: Tensor | None = None) -> Tensor:
     """int8 [n, columns] of walk-`bound` codes over packed rows.
 
-    `bound`: a power of two. `order` (int64 [n], a permutation) is the order in which the walk visits the rows; a set of rows
-    that is contiguous in it sums to at most `bound` in absolute value. None: as packed.
+    `order` (int64 [n], a permutation) is the order in which the walk visits the rows; a set of rows
+    that is contiguous in it sums to at most `bound`, a power of two, in absolute value. None: as packed.
     """
     steps = random_bits(seed, stream, rows, columns) * 2 - 1
     if order is not None:

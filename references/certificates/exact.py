@@ -11,7 +11,6 @@ from cases.ragged import indptr, query_rows
 from cases.schema import AttentionCase
 from references.visibility import visible_interval
 
-
 MOST_TERMS = 1 << 24  # summed up at a time: 64 MiB of running sums
 
 
@@ -59,7 +58,7 @@ def interval_sums(case: AttentionCase, codes: Tensor, weights: Tensor | None, be
         if weights is None:
             sums = _difference(terms, begin, end)[:, :, None].expand(-1, -1, group, -1)
         else:
-            of_group = weights[:, head * group : (head + step) * group].unflatten(1, (-1, group))
+            of_group = weights[:, head * group : (head + step) * group].reshape(len(weights), -1, group)
             sums = _difference(terms[:, :, None] * of_group[..., None], begin, end)
         parts.append(sums.flatten(1, 2))
     code = parts[0] if len(parts) == 1 else torch.cat(parts, 1)

@@ -94,7 +94,7 @@ def _code_residual(
     code = built.exact.code[at, ::alike].double()
     weight = built.exact.weight[at, ::alike].double()[:, :, None]
     total = weight if built.sink_mass is None else weight + built.sink_mass[None, :, None]
-    by_group = out[at].double().unflatten(1, (-1, alike))
+    by_group = out[at].double().reshape(code.shape[0], -1, alike, out.shape[2])
     residual = (by_group * (total / case.v_scale)[:, :, None] - code[:, :, None]).abs_().flatten(1, 2)
     budget = _rounding(case, code, total)
     if legs is not None:
