@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from cases.corpus_io import load_case_file
 from cases.schema import AttentionCase
@@ -60,6 +58,15 @@ def examine_everywhere(case: AttentionCase, adapter: str, pythons: list[str], op
     return steps
 
 
+def step_lines(step: Step) -> str:
+    """An environment with its versions, and under it what the case gave there."""
+    record = step.record
+    versions = ", ".join(f"{n} {record.versions[n]}" for n in SHOWN if n in record.versions)
+    error = "" if record.max_abs_diff is None else f", max-abs-diff {record.max_abs_diff:.4g}"
+    reason = f": {record.reason}" if record.reason else ""
+    return f"{step.python}  ({versions})\n    {record.verdict}{error}{reason}"
+
+
 def bisect(
     adapter: Annotated[str, typer.Option("--adapter", "-a", help="Adapter name, or path/to/file.py:ClassName.")],
     case: Annotated[Path, typer.Option("--case", help="The case's JSON file.")],
@@ -79,18 +86,12 @@ def bisect(
     if len(python) < 2:
         raise UsageError("bisect compares environments; give --python at least twice.")
     steps = examine_everywhere(load_case_file(case), adapter, python, RunOptions(evidence=evidence, rerun=False))
-    console = Console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("environment", "versions", "verdict", "max-abs-diff", "reason"):
-        table.add_column(heading)
+    console = Console(soft_wrap=True, markup=False, highlight=False)
     for step in steps:
-        versions = " ".join(f"{n} {step.record.versions[n]}" for n in SHOWN if n in step.record.versions)
-        error = "" if step.record.max_abs_diff is None else f"{step.record.max_abs_diff:.4g}"
-        table.add_row(step.python, versions, str(step.record.verdict), error, step.record.reason[:160])
-    console.print(table)
+        console.print(step_lines(step))
     at = first_change(steps)
     if at is None:
         console.print("the verdict is the same everywhere.")
         raise typer.Exit(1)
-    console.print(f"first changed in {steps[at].python}: {steps[at].record.verdict}.", markup=False, highlight=False)
+    console.print(f"first changed in {steps[at].python}: {steps[at].record.verdict}.")
     raise typer.Exit(0)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from cases.schema import AttentionCase, Request
-from harness.cli.bisect import Step, examine_everywhere, first_change
+from harness.cli.bisect import Step, examine_everywhere, first_change, step_lines
 from harness.errors import UsageError
 from harness.record import Record
 from harness.running.options import RunOptions
@@ -40,3 +40,11 @@ def test_an_environment_that_cannot_run_it_is_named():
 def test_two_environments_in_order():
     found = examine_everywhere(CASE, "flash-attn-4@emulated", [sys.executable] * 2, RunOptions(rerun=False))
     assert [s.record.verdict for s in found] == [Verdict.PASS, Verdict.PASS]
+
+
+def test_a_step_says_which_versions_gave_what():
+    versions = {"python": "3.12.3", "torch": "2.11.0", "sglang": "0.5.12"}
+    record = Record(CASE, "a", Verdict.WRONG, reason="6 of 6 rows", max_abs_diff=1.625, versions=versions)
+    told = step_lines(Step("/old/bin/python", record))
+    assert told == "/old/bin/python  (sglang 0.5.12, torch 2.11.0)\n    WRONG, max-abs-diff 1.625: 6 of 6 rows"
+    assert step_lines(Step("p", Record(CASE, "a", Verdict.PASS, versions={}))) == "p  ()\n    PASS"

@@ -53,6 +53,30 @@ def test_an_unknown_release_is_refused_by_name(tmp_path):
         compat_for(tree.Tree(tmp_path, (0, 4, 9), "0.4.9"))
 
 
+@pytest.mark.parametrize(
+    ("version", "module"),
+    [
+        ((0, 5, 12), "v0_5_12"),
+        ((0, 5, 13), "v0_5_13"),
+        ((0, 5, 15), "v0_5_14"),
+        ((0, 5, 16), "v0_5_16"),
+        ((0, 5, 18), "v0_5_16"),
+        ((0, 5, 21), "v0_5_19"),
+        ((0, 5, 22), "v0_5_22"),
+        ((0, 5, 23), "v0_5_22"),
+    ],
+)
+def test_a_release_gets_the_file_of_its_range(tmp_path, version, module):
+    found = compat_for(tree.Tree(tmp_path, version, ".".join(map(str, version))))
+    assert type(found).__module__.rpartition(".")[2] == module
+
+
+@pytest.mark.parametrize("version", [(0, 5, 11), (0, 5, 24), (0, 6, 0)])
+def test_a_release_beside_the_ranges_is_refused(tmp_path, version):
+    with pytest.raises(tree.SglangUnavailable, match="is not known here"):
+        compat_for(tree.Tree(tmp_path, version, ".".join(map(str, version))))
+
+
 def test_every_range_has_its_own_file():
     modules = [type(load()).__module__ for _, _, load in RANGES]
     assert len(set(modules)) == len(modules)
@@ -68,6 +92,13 @@ def test_a_stand_in_can_be_imported_from_and_not_called():
     with pytest.raises(RuntimeError, match="stand-in"):
         module.ScalarType()
     assert issubclass(type("Mine", (module.Base,), {}), module.Base.__mro__[-1])
+
+
+def test_a_pydantic_model_may_name_a_stand_in():
+    pydantic = pytest.importorskip("pydantic")
+    kind = standins.StandIn("xgrammar").StructuralTag
+    model = pydantic.create_model("Message", tag=(kind | None, None))
+    assert model(tag=None).tag is None
 
 
 def test_stand_ins_take_the_place_of_missing_packages_only(monkeypatch):
@@ -250,7 +281,8 @@ def test_only_the_real_names_need_a_gpu(monkeypatch):
     monkeypatch.setattr(entries, "found_tree", lambda: (None, None))
     libraries = entries.Libraries(False, None, lambda: None, lambda: None, lambda: None)
     listed = {e.name: e for e in entries.sglang_entries(libraries)}
-    assert listed["sglang-fa3"].why_not == "no CUDA GPU here"
+    assert listed["sglang-fa3"].why_not == "no CUDA GPU here (without one: sglang-fa3@emulated)"
+    assert listed["sglang-triton"].why_not == "no CUDA GPU here"
     assert listed["sglang-fa3@emulated"].why_not is None
     assert listed["sglang-fa3@emulated"].emulated
     assert listed["sglang-torch-native"].why_not is None

@@ -167,7 +167,6 @@ def sglang_entries(libraries: Libraries) -> list[SglangEntry]:
         flash_attention=libraries.emulated_flash_attention_3,
         flashinfer=libraries.emulated_flashinfer,
     )
-    no_gpu = None if gpu else "no CUDA GPU here"
     missing = {
         "flashinfer": None if _installed("flashinfer") else "flashinfer-python is not installed",
         "fa3": libraries.fa3_missing,
@@ -175,13 +174,19 @@ def sglang_entries(libraries: Libraries) -> list[SglangEntry]:
     entries = []
     for spec in SPECS:
         here = real if gpu or not spec.anywhere else emulated
-        also = None if spec.anywhere else no_gpu or missing.get(spec.backend)
+        also = None if spec.anywhere else _no_gpu(spec, gpu) or missing.get(spec.backend)
         entries.append(SglangEntry(spec.name, why_not or also, False, _maker(spec.name, spec, here)))
         if spec.can_be_emulated:
             name = f"{spec.name}@emulated"
             also = "on a machine with a GPU the real kernels are used" if gpu else None
             entries.append(SglangEntry(name, why_not or also, True, _maker(name, spec, emulated)))
     return entries
+
+
+def _no_gpu(spec: Spec, gpu: bool) -> str | None:
+    if gpu:
+        return None
+    return f"no CUDA GPU here (without one: {spec.name}@emulated)" if spec.can_be_emulated else "no CUDA GPU here"
 
 
 def _maker(name: str, spec: Spec, source: KernelSource) -> Callable[[], SglangAdapter]:

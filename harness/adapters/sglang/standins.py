@@ -79,7 +79,9 @@ class StandIn(ModuleType):
             raise RuntimeError(f"{where} is a stand-in and was called; install the real package")
 
         if name[:1].isupper() and not name.isupper():
-            return _StandInType(name, (), {"__init__": refuse, "__get_pydantic_core_schema__": classmethod(_any_schema)})
+            return _StandInType(
+                name, (), {"__init__": refuse, "__get_pydantic_core_schema__": classmethod(_any_schema)}
+            )
         refuse.__name__ = name
         return refuse
 
