@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
 from harness.record import Record
+from harness.running.nursery import Forked, Nursery, NurseryLost
 from harness.running.options import Job, RunOptions
 from harness.verdict import Verdict
 
@@ -53,7 +54,8 @@ class WorkerProcess:
             self.environment["CUDA_VISIBLE_DEVICES"] = gpu
         if threads is not None:
             self.environment["ATTN_HARNESS_THREADS"] = str(threads)
-        self._process: subprocess.Popen[str] | None = None
+        self._nursery: Nursery | None = None
+        self._process: Forked | None = None
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.cases_since_start = 0
@@ -71,17 +73,14 @@ class WorkerProcess:
         self.cases_since_start = 0
         self._replies = queue.Queue()
         try:
-            process = self._process = subprocess.Popen(
-                [self.python, "-m", self.module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                text=True,
-                env=self.environment,
-                start_new_session=True,  # Ctrl-C is for the parent, which then ends its workers
-            )
+            process = self._process = self._fresh()
         except OSError as problem:
             raise UsageError(f"cannot start a worker with {self.python}: {problem.strerror}.") from None
+        except NurseryLost:
+            self.stop()
+            raise UsageError(
+                f"a worker with {self.python} did not start: {self._last_words() or 'no answer'}."
+            ) from None
         threading.Thread(target=self._listen, args=(process, self._replies), daemon=True).start()
         if self._closed:  # while it was being started
             self.stop()
@@ -91,18 +90,37 @@ class WorkerProcess:
             self.stop()
             raise UsageError(f"a worker with {self.python} did not start: {self._last_words() or 'no answer'}.")
 
-    def stop(self) -> None:
-        """Kill the process and whatever it started. May be called from any thread, while another is at work with it."""
+    def _fresh(self) -> Forked:
+        """A fresh process; from a new nursery where there is none, or it was lost. Raises NurseryLost and OSError."""
+        kept = self._nursery
+        if kept is not None:
+            with contextlib.suppress(NurseryLost):
+                return kept.fork(self.environment, START_LIMIT)
+            kept.close()
+        self._nursery = nursery = Nursery(self.python, self.module, self.environment, self._stderr)
+        return nursery.fork(self.environment, START_LIMIT)
+
+    def renew(self) -> None:
+        """Kill the process and whatever it started; the next request goes to a fresh one, which costs next to nothing.
+
+        May be called from any thread, while another is at work with it.
+        """
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill_group()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a driver's call: it dies when that returns
+            process.wait()
         for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what was not sent is lost with the process
-                    pipe.close()
+            with contextlib.suppress(OSError):  # what was not sent is lost with the process
+                pipe.close()
+
+    def stop(self) -> None:
+        """The same, and end what fresh processes come from."""
+        self.renew()
+        nursery, self._nursery = self._nursery, None
+        if nursery is not None:
+            nursery.close()
 
     def close(self) -> None:
         """Stop for good: a thread still at work with it cannot start another process, which would outlive us."""
@@ -134,10 +152,10 @@ class WorkerProcess:
             limit = stage_limit(stage, options)
             reply = self._next_reply(limit)
             if judged is not None and (reply is None or reply is END):
-                self.stop()
+                self.renew()
                 return judged.replace(explanation=("the explanation did not end in time.",))
             if reply is None:
-                self.stop()
+                self.renew()
                 return lost.replace(verdict=Verdict.TIMEOUT, reason=f"no answer within {limit:g} s in {stage}")
             if reply is END:
                 return self._lost(lost, stage)
@@ -147,17 +165,23 @@ class WorkerProcess:
                 stage = reply["stage"]
             elif "record" in reply:
                 if not reply["healthy"]:
-                    self.stop()
+                    self.renew()
                 return Record.from_json(reply["record"], "the worker's record")
             elif "usage_error" in reply:
                 raise UsageError(reply["usage_error"])
             else:
                 return lost.replace(verdict=Verdict.ERROR, reason=f"the harness failed: {reply.get('error')}")
 
-    def examine_many(self, jobs: Sequence[Job], options: RunOptions) -> list[Record] | None:
+    def examine_many(
+        self,
+        jobs: Sequence[Job],
+        options: RunOptions,
+        on_settled: Callable[[int, Record], None] = lambda _index, _record: None,
+    ) -> list[Record] | None:
         """The records of jobs of one adapter, examined together; None, and a new process, if it was lost over them.
 
-        Then each has to be examined alone, which tells which one it was.
+        Then each has to be examined alone, which tells which one it was: each but those told to `on_settled` (with
+        their index), as soon as they passed.
         """
         request = {
             "op": "examine_many",
@@ -172,13 +196,15 @@ class WorkerProcess:
         self.cases_since_start += len(jobs)
         stage = "start"
         reply: dict[str, Any] | None = {"stage": stage} if self._send(request) else END
-        while reply is not None and "stage" in reply:
-            stage = reply["stage"]
+        while reply is not None and ("stage" in reply or "settled" in reply):
+            if "settled" in reply:
+                on_settled(reply["index"], Record.from_json(reply["settled"], "the worker's record"))
+            stage = reply.get("stage", stage)
             reply = self._next_reply(stage_limit(stage, options))
         if reply is not None and "usage_error" in reply:
             raise UsageError(reply["usage_error"])
         if reply is None or reply.get("records") is None:
-            self.stop()
+            self.renew()
             return None
         return [Record.from_json(body, "the worker's record") for body in reply["records"]]
 
@@ -190,7 +216,7 @@ class WorkerProcess:
         while reply is not None and "stage" in reply:
             reply = self._next_reply(limit)
         if reply is None or reply is END:
-            self.stop()
+            self.renew()
             return None
         return reply
 
@@ -205,7 +231,7 @@ class WorkerProcess:
             code = process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         words = self._last_words()
-        self.stop()
+        self.renew()
         reason = f"the worker died in {stage} with {how}" + (f": {words}" if words else "")
         return record.replace(verdict=Verdict.CRASH, reason=reason)
 
@@ -224,7 +250,7 @@ class WorkerProcess:
         return True
 
     @staticmethod
-    def _listen(process: subprocess.Popen[str], replies: queue.Queue[dict[str, Any]]) -> None:
+    def _listen(process: Forked, replies: queue.Queue[dict[str, Any]]) -> None:
         assert process.stdout is not None
         # ValueError: the pipe was closed under us, or a dying process cut its last line short.
         with contextlib.suppress(ValueError):

@@ -32,14 +32,30 @@ def make_worker(index: int, python: str = sys.executable) -> WorkerProcess:
     return WorkerProcess(gpu=gpus[index % len(gpus)] if gpus else None, threads=1, python=python)
 
 
-def examine_group(worker: WorkerProcess, jobs: Sequence[Job], options: RunOptions) -> Iterator[Record]:
-    """Records of jobs of one adapter: together, or one by one where that lost the process."""
-    records = worker.examine_many(jobs, options) if len(jobs) > 1 else None
-    for index, job in enumerate(jobs):
-        if records is None:
-            yield examine_with_reruns(worker, job, options)
-        else:
-            yield rerun(worker, job, options, records[index])
+Held = dict[int, Record]  # records that are judged and wait to be run again, by their job's identity
+
+
+def examine_group(
+    worker: WorkerProcess, jobs: Sequence[Job], options: RunOptions, put: Callable[[Record], None], held: Held
+) -> None:
+    """Puts the records of jobs of one adapter: examined together, or one by one where that lost the process.
+
+    What passes is put as soon as it is judged, findings once they were run again; meanwhile they are in `held`.
+    """
+    settled: set[int] = set()
+
+    def on_settled(index: int, record: Record) -> None:
+        settled.add(index)
+        put(record)
+
+    records = worker.examine_many(jobs, options, on_settled) if len(jobs) > 1 else None
+    left = [(index, job) for index, job in enumerate(jobs) if index not in settled]
+    if records is not None:
+        held.update((id(job), records[index]) for index, job in left)
+    for _, job in left:
+        first = held[id(job)] if id(job) in held else held.setdefault(id(job), worker.examine(job, options))
+        put(rerun(worker, job, options, first))
+        del held[id(job)]
 
 
 def examine_with_reruns(worker: WorkerProcess, job: Job, options: RunOptions) -> Record:
@@ -52,7 +68,7 @@ def rerun(worker: WorkerProcess, job: Job, options: RunOptions, record: Record) 
     if not (options.rerun and record.verdict.is_finding):
         return record
     was_first = worker.cases_since_start <= 1
-    worker.stop()
+    worker.renew()
     quietly = dataclasses.replace(options, explain=False)
     again = [worker.examine(job, quietly) for _ in range(2)]
     verdicts = {r.verdict for r in again}
@@ -99,7 +115,7 @@ def run_jobs(
     """Examine every job, calling `on_record` in this thread as each ends, in no particular order.
 
     Raises UsageError at once if a job is bad use (an unknown adapter, a fault that fits nothing).
-    KeyboardInterrupt ends the workers and is passed on.
+    KeyboardInterrupt ends the workers and is passed on, after `on_record` was told what is judged by then.
     """
     if (workers is not None and workers < 1) or workers_per_gpu < 1:
         raise UsageError("--workers and --workers-per-gpu take a number of 1 or more.")
@@ -107,6 +123,7 @@ def run_jobs(
     todo = _Todo(jobs, count, together=options.fault is None and options.atol is None)
     done: queue.SimpleQueue[Record | BaseException] = queue.SimpleQueue()
     halt = threading.Event()
+    held: Held = {}
 
     def work(worker: WorkerProcess) -> None:
         try:
@@ -114,19 +131,37 @@ def run_jobs(
                 group = todo.take()
                 if not group:
                     return
-                for record in examine_group(worker, group, options):
-                    done.put(record)
+                examine_group(worker, group, options, done.put, held)
         except BaseException as problem:  # handed to the calling thread, which raises it
             done.put(problem)
 
     with ExitStack() as stack:
         for index in range(count):
             worker = make_worker(index, python)
-            stack.callback(worker.stop)
+            stack.callback(worker.close)
             threading.Thread(target=work, args=(worker,), daemon=True).start()
         stack.callback(halt.set)
-        for _ in jobs:
-            result = done.get()
-            if isinstance(result, BaseException):
-                raise result
-            on_record(result)
+        try:
+            for _ in jobs:
+                result = done.get()
+                if isinstance(result, BaseException):
+                    raise result
+                on_record(result)
+        except KeyboardInterrupt:
+            for record in _judged_by_now(done, held):
+                on_record(record)
+            raise
+
+
+def _judged_by_now(done: queue.SimpleQueue[Record | BaseException], held: Held) -> Iterator[Record]:
+    """What no one has taken from `done`, then findings that were not run again yet: their stability is unknown."""
+    seen = set()
+    waiting = dict(held)  # first, for a record leaves it only once it is in `done`
+    while not done.empty():
+        record = done.get()
+        if isinstance(record, Record):
+            seen.add((record.case.id, record.adapter, record.suite))
+            yield record
+    for record in waiting.values():
+        if (record.case.id, record.adapter, record.suite) not in seen:
+            yield record

@@ -115,8 +115,10 @@ def examine_together(
     *,
     announce: Callable[[str], None] = lambda _stage: None,
     exact_stages: bool = False,
+    on_record: Callable[[int, Record], None] = lambda _index, _record: None,
 ) -> list[Record]:
-    """The records that `examine` gives for each of `cases`, in their order.
+    """The records that `examine` gives for each of `cases`, in their order; each is told to `on_record`, with its
+    index, as soon as it is made.
 
     Raises whatever ends a process's use of its device, so that the caller can examine the cases in fresh ones.
     """
@@ -134,6 +136,7 @@ def examine_together(
             for stage, seconds in (*mine.seconds.items(), ("total", sum(mine.seconds.values()))):
                 record.seconds[stage] = round(record.seconds.get(stage, 0.0) + seconds, 6)
         records.append(record)
+        on_record(index, record)
     return records
 
 

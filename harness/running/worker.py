@@ -8,7 +8,8 @@ library under test, nothing else, so it can live in another environment than its
     worker -> {"stage": "run"} ...                        where it is, for the parent's time limits
     worker -> {"record": {...}, "healthy": true}          or {"usage_error": "..."} or {"error": "..."}
 
-"examine_many" takes "cases" and "suites" and is answered by "records", which is null if the device was lost.
+"examine_many" takes "cases" and "suites". It is answered by {"settled": {...}, "index": n} for each case that needs no
+second look, as soon as it is judged, and at the end by "records" of all, which is null if the device was lost.
 """
 
 from __future__ import annotations
@@ -70,10 +71,18 @@ class Worker:
     def _examine_many(
         self, request: dict[str, Any], options: RunOptions, adapter: Adapter, device: torch.device
     ) -> None:
-        """Records of all cases, or none at all if the device was lost: then nobody knows by which case."""
+        """Records of all cases. None at the end if the device was lost: then nobody knows by which case, but what
+        passed before has passed."""
         cases = [AttentionCase.from_json(body) for body in request["cases"]]
+        suites = request["suites"]
+
+        def tell(index: int, record: Record) -> None:
+            if record.verdict in (Verdict.PASS, Verdict.UNSUPPORTED):
+                settled = self._signed(record, request["adapter"], suites[index], device)
+                self.reply({"settled": settled.to_json(), "index": index})
+
         try:
-            records = examine_together(cases, adapter, options, device, announce=self._announce)
+            records = examine_together(cases, adapter, options, device, announce=self._announce, on_record=tell)
         except RuntimeError:
             if is_healthy(device):
                 raise
@@ -83,7 +92,7 @@ class Worker:
             return
         signed = [
             self._signed(record, request["adapter"], suite, device)
-            for record, suite in zip(records, request["suites"], strict=True)
+            for record, suite in zip(records, suites, strict=True)
         ]
         explained = [self._explained(record, options, adapter, device, None) for record in signed]
         self.reply({"records": [record.to_json() for record in explained], "healthy": True})

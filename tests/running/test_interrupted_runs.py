@@ -1,0 +1,95 @@
+"""What is judged is told at once, and is not lost when a run is interrupted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from cases import AttentionCase, Request
+from harness.record import Record
+from harness.running import runner
+from harness.running.options import Job, RunOptions
+from harness.running.pool import WorkerProcess
+from harness.verdict import Verdict
+
+FILE = Path(__file__).with_name("misbehaving.py")
+CASE = AttentionCase(requests=(Request(9, 3), Request(0, 2)), window_left=4, page_size=4)
+JOBS = [Job(CASE.replace(seed=seed), f"{FILE}:WrongOnSeed3") for seed in range(6)]
+
+
+@pytest.fixture
+def worker() -> Iterator[WorkerProcess]:
+    process = WorkerProcess(threads=1)
+    yield process
+    process.close()
+
+
+def test_what_passes_is_told_before_the_group_ends(worker: WorkerProcess) -> None:
+    told: list[tuple[int, Record]] = []
+    records = worker.examine_many(JOBS, RunOptions(), lambda index, record: told.append((index, record)))
+    assert records is not None
+    assert [index for index, _ in told] == [0, 1, 2, 4, 5]
+    assert [record for _, record in told] == [records[index] for index in (0, 1, 2, 4, 5)]
+    assert records[3].verdict is Verdict.WRONG
+
+
+def test_a_worker_that_is_closed_stays_closed(worker: WorkerProcess) -> None:
+    worker.start()
+    worker.close()
+    with pytest.raises(ValueError, match="after its end"):
+        worker.examine(JOBS[0], RunOptions())
+
+
+class Scripted:
+    """A worker that passes all but one job of a group, and never comes back from running that one again."""
+
+    def __init__(self) -> None:
+        self.at_it, self.closed = threading.Event(), threading.Event()
+        self.cases_since_start = 0
+
+    def examine_many(
+        self, jobs: Sequence[Job], options: RunOptions, on_settled: Callable[[int, Record], None]
+    ) -> list[Record]:
+        del options
+        records = [Record(job.case, job.adapter, Verdict.WRONG if job.case.seed == 3 else Verdict.PASS) for job in jobs]
+        for index, record in enumerate(records):
+            if record.verdict is Verdict.PASS:
+                on_settled(index, record)
+        self.cases_since_start += len(jobs)
+        return records
+
+    def examine(self, job: Job, options: RunOptions) -> Record:
+        del options
+        if job.case.seed == 3:
+            self.at_it.set()
+            self.closed.wait()
+        return Record(job.case, job.adapter, Verdict.PASS)
+
+    def stop(self) -> None:
+        """What a finding is run again in is a new process."""
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_ctrl_c_keeps_what_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted = Scripted()
+    monkeypatch.setattr(runner, "make_worker", lambda index, python: scripted)
+    records: list[Record] = []
+
+    def on_record(record: Record) -> None:
+        records.append(record)
+        if len(records) == 3:  # in the middle, the others judged and the finding being run again
+            assert scripted.at_it.wait(60)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_jobs(JOBS * 2, RunOptions(), on_record, workers=1)
+    assert scripted.closed.is_set()
+    wrong = [record for record in records if record.verdict is Verdict.WRONG]
+    assert [(record.case.seed, record.stability) for record in wrong] == [(3, None)]
+    seeds = sorted(record.case.seed for record in records)
+    assert set(seeds) == {0, 1, 2, 3, 4, 5}
