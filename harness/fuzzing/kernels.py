@@ -101,7 +101,7 @@ class WorkerKernels:
         return self.worker.examine(Job(case, self.adapter), options)
 
     def confirm(self, case: AttentionCase, options: RunOptions) -> Record:
-        self.worker.stop()  # the first run in a fresh process: what other cases left behind is gone
+        self.worker.renew()  # the first run in a fresh process: what other cases left behind is gone
         return examine_with_reruns(self.worker, Job(case, self.adapter), options)
 
     def explain(

@@ -68,8 +68,8 @@ class Scripted:
             self.closed.wait()
         return Record(job.case, job.adapter, Verdict.PASS)
 
-    def stop(self) -> None:
-        """What a finding is run again in is a new process."""
+    def renew(self) -> None:
+        """A finding is run again in a new process."""
 
     def close(self) -> None:
         self.closed.set()
