@@ -48,6 +48,7 @@ lint: $(SETUP)
 	$(BIN) -m mypy
 
 include tools/sglang.mk
+include tools/fuzz.mk
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
