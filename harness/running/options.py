@@ -11,6 +11,7 @@ from harness.errors import UsageError
 
 LONGEST_LIMIT = 1e6
 MOST_REPEATS = 10_000
+EXPLAINED = 3  # wrong answers of one adapter that a worker explains; more of the same would say the same
 EVIDENCE = ("default", "certificate", "metamorphic", "all", "bound", "atol")
 
 

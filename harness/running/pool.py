@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from harness.errors import UsageError
 from harness.record import Record
 from harness.running.nursery import Forked, Nursery, NurseryLost
-from harness.running.options import Job, RunOptions
+from harness.running.options import EXPLAINED, Job, RunOptions
 from harness.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +62,7 @@ class WorkerProcess:
         self.cases_since_start = 0
         self._requests = 0
         self._closed = False
+        self._explained: Counter[str] = Counter()
         self.versions: dict[str, str] = {}
 
     # -- life ----------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ class WorkerProcess:
             "op": "examine",
             "case": job.case.to_json(),
             "adapter": job.adapter,
-            "options": options.to_json(),
+            "options": self._in_words(options, job.adapter),
             "suite": job.suite,
         }
         lost = Record(
@@ -166,7 +168,7 @@ class WorkerProcess:
             elif "record" in reply:
                 if not reply["healthy"]:
                     self.renew()
-                return Record.from_json(reply["record"], "the worker's record")
+                return self._counted(Record.from_json(reply["record"], "the worker's record"))
             elif "usage_error" in reply:
                 raise UsageError(reply["usage_error"])
             else:
@@ -188,7 +190,7 @@ class WorkerProcess:
             "cases": [job.case.to_json() for job in jobs],
             "suites": [job.suite for job in jobs],
             "adapter": jobs[0].adapter,
-            "options": options.to_json(),
+            "options": self._in_words(options, jobs[0].adapter),
         }
         self.start()
         self._stderr.seek(0)
@@ -206,7 +208,15 @@ class WorkerProcess:
         if reply is None or reply.get("records") is None:
             self.renew()
             return None
-        return [Record.from_json(body, "the worker's record") for body in reply["records"]]
+        return [self._counted(Record.from_json(body, "the worker's record")) for body in reply["records"]]
+
+    def _in_words(self, options: RunOptions, adapter: str) -> dict[str, Any]:
+        """The options to send. A fresh process does not know what the ones before it explained."""
+        return options.to_json() | {"explain": options.explain and self._explained[adapter] < EXPLAINED}
+
+    def _counted(self, record: Record) -> Record:
+        self._explained[record.adapter] += bool(record.explanation)
+        return record
 
     def ask(self, request: dict[str, Any], limit: float) -> dict[str, Any] | None:
         """The answer to another request than "examine"; None, and a new process, if none comes in `limit` seconds."""

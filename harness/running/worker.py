@@ -34,11 +34,10 @@ from harness.errors import UsageError
 from harness.faults.registry import equip
 from harness.record import Record
 from harness.running.examine import Examiner, Stopwatch, examine, synchronize
-from harness.running.options import RunOptions
+from harness.running.options import EXPLAINED, RunOptions
 from harness.running.together import examine_together
 from harness.verdict import Verdict
 
-EXPLAINED = 3  # wrong answers of one adapter that are explained; more of the same would say the same
 EXPLAIN_SECONDS = 20.0
 
 
