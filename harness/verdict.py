@@ -37,7 +37,7 @@ class Stability(StrEnum):
 class Evidence:
     """One check of one output.
 
-    kind:    "atol", "lse", "bound", "certificate/flat", ...
+    kind:    "atol", "lse", "bound", "certificate/flat", "metamorphic/determinism", ...
     passed:  None where the check does not apply; `message` then says why
     measure: plain JSON values (errors, residuals, bounds, the worst row)
     message: one sentence; empty for a pass with nothing to add
