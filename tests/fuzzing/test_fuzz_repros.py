@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from harness.diagnosis.explaining import Explanation
 from harness.fuzzing.finding import Finding
 from harness.fuzzing.findings import write_finding
 from harness.fuzzing.repro import MAX_LINES, NoRepro, repro_text, shows
+from harness.fuzzing.repro.calls import flash_attention_imports
 from harness.fuzzing.repro.writing import FAMILIES
 from harness.record import Record
 from harness.verdict import Verdict
@@ -92,6 +93,24 @@ def undefined(text: str) -> set[str]:
 def test_no_name_is_left_undefined(adapter: str, case: AttentionCase) -> None:
     """The libraries are not here to run it; a misspelt name would only show on a GPU."""
     assert undefined(repro_text(finding_of(adapter, case))) == set()
+
+
+@pytest.mark.parametrize("name", ["flash-attn-3", "flash-attn-2"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_build_that_is_here_is_called(name: str, case: AttentionCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's functions under the names and arguments of the library's own."""
+    assert "vllm" in flash_attention_imports(name, lambda module: module == "vllm")
+    for here in (
+        (),
+        ("vllm", "flash_attn_interface", "flash_attn_2_cuda"),
+        ("vllm", "sgl_kernel", "flash_attn_2_cuda"),
+    ):
+        assert "vllm" not in flash_attention_imports(name, here.__contains__)
+    of_vllm = replace(FAMILIES[name], imports=f"import torch\n{flash_attention_imports(name, 'vllm'.__eq__)}")
+    monkeypatch.setitem(FAMILIES, name, of_vllm)
+    script = repro_text(finding_of(name, case))
+    assert len(script.splitlines()) <= MAX_LINES
+    ast.parse(script)
 
 
 @dataclass

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+
 from cases.schema import AttentionCase, KvLayout
 
 _INDPTR = "indptr = lambda counts: torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32)"
@@ -89,17 +92,46 @@ def _indented(text: str) -> str:
     return "".join(f"    {line}\n" for line in text.splitlines())
 
 
+def is_here(module: str) -> bool:
+    """True if a top-level module can be found; nothing is imported."""
+    return importlib.util.find_spec(module) is not None
+
+
 # -- FlashAttention ------------------------------------------------------------------------------
-FLASH_ATTENTION_IMPORTS = {
+_FLASH_ATTENTION_IMPORTS = {
     "flash-attn-4": "from flash_attn.cute.interface import _flash_attn_fwd",
-    "flash-attn-3": (
-        "try:\n"
-        "    from flash_attn_interface import flash_attn_with_kvcache\n"
-        "except ImportError:\n"
-        "    from sgl_kernel.flash_attn import flash_attn_with_kvcache"
-    ),
+    "flash-attn-3": """try:
+    from flash_attn_interface import flash_attn_with_kvcache
+except ImportError:
+    from sgl_kernel.flash_attn import flash_attn_with_kvcache""",
     "flash-attn-2": "from flash_attn import flash_attn_varlen_func",
 }
+# Where only vLLM's build is installed, its function under the arguments of the other.
+_VLLM_IMPORTS = {
+    "flash-attn-3": """from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+
+
+def flash_attn_with_kvcache(q, k, v, cache_seqlens, page_table, window_size, **more):
+    more |= dict(seqused_k=cache_seqlens, block_table=page_table, window_size=list(window_size))
+    return flash_attn_varlen_func(q, k, v, max_seqlen_k=MAX_K, fa_version=3, **more)
+""",
+    "flash-attn-2": """from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func as of_vllm
+
+
+def flash_attn_varlen_func(q, k, v, cu_q, cu_k, max_q, max_k, return_attn_probs, window_size, **more):
+    more |= dict(window_size=list(window_size), return_softmax_lse=return_attn_probs, fa_version=2)
+    return *of_vllm(q, k, v, max_q, cu_q, max_k, seqused_k=cu_k.diff(), **more), None
+""",
+}
+_OTHER_BUILDS = {"flash-attn-3": ("flash_attn_interface", "sgl_kernel"), "flash-attn-2": ("flash_attn_2_cuda",)}
+
+
+def flash_attention_imports(name: str, here: Callable[[str], bool] = is_here) -> str:
+    """The imports of the build that the adapter takes here; of the library's own where none is here."""
+    others = _OTHER_BUILDS.get(name)
+    if others is None or any(map(here, others)) or not here("vllm"):
+        return _FLASH_ATTENTION_IMPORTS[name]
+    return _VLLM_IMPORTS[name]
 
 
 def flash_attention(case: AttentionCase, name: str) -> str:
@@ -161,7 +193,7 @@ def _call(case: AttentionCase, name: str) -> str:
         text = f"""out, lse, *_ = flash_attn_with_kvcache(
     q, k_pool, v_pool, cache_seqlens=used, page_table=table, cu_seqlens_q=cu_q, max_seqlen_q=MAX_Q,
     softmax_scale=SCALE, causal=CAUSAL, window_size={window}, softcap=CAP, num_splits={splits},
-    return_softmax_lse=True,
+    return_softmax_lse=True,{" s_aux=SINKS.bfloat16()," if case.sinks else ""}
 )"""
     else:
         text = f"""cu_k = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))

@@ -57,7 +57,7 @@ class Family:
 
 def _flash_attention(name: str, lse: str) -> Family:
     return Family(
-        f"import torch\n{calls.FLASH_ATTENTION_IMPORTS[name]}", lambda case: calls.flash_attention(case, name), lse
+        f"import torch\n{calls.flash_attention_imports(name)}", lambda case: calls.flash_attention(case, name), lse
     )
 
 
