@@ -12,17 +12,25 @@ import importlib
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cases import hash_numpy
 
 BLOCK = 1024
+Ints = NDArray[np.int64]
 
 
 # Four 16-bit uniforms: mean 4 * (2^16-1)/2, variance 4 * (2^32-1)/12.
 SUM_OF_FOUR_MEAN = 2 * (2**16 - 1)
 SUM_OF_FOUR_FACTOR = 1 / ((2**32 - 1) / 3) ** 0.5
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Whether Triton's kernels can run there."""
+    return device.type == "cuda"
 
 
 def fast(kind: str, rows: Tensor, columns: int) -> Tensor | None:
@@ -32,7 +40,7 @@ def fast(kind: str, rows: Tensor, columns: int) -> Tensor | None:
     """
     if rows.device.type == "cpu":
         return hash_numpy.draw(rows, columns, kind, SUM_OF_FOUR_MEAN, SUM_OF_FOUR_FACTOR)
-    found = kernels() if rows.device.type == "cuda" else None
+    found = kernels() if on_gpu(rows.device) else None
     if found is None:
         return None
     out = torch.empty((rows.numel(), columns), dtype=torch.float32, device=rows.device)
@@ -48,13 +56,35 @@ def fast_row_keys(stream: int, request: Tensor, position: Tensor) -> Tensor | No
         return None
     if request.device.type == "cpu":
         return hash_numpy.row_keys(stream, request, position)
-    found = kernels() if request.device.type == "cuda" else None
+    found = kernels() if on_gpu(request.device) else None
     if found is None:
         return None
     out = torch.empty(request.shape, dtype=torch.int64, device=request.device)
     if out.numel():
         grid = (-(-out.numel() // BLOCK),)
         found.row_keys[grid](request.contiguous(), position.contiguous(), out, stream, out.numel(), BLOCK)
+    return out
+
+
+def fast_packed_row_keys(
+    lengths: Ints, first: Ints, numbers: Ints, streams: Ints, device: torch.device
+) -> Tensor | None:
+    """counter_hash.row_keys of packed rows on `device`, or None where there is no faster way.
+
+    Requests have lengths[i] rows each, from position first[i] on; numbers: each request's number in its case; streams:
+    its case's stream key. All int64 [requests], on the host.
+    """
+    found = kernels() if on_gpu(device) else None
+    if found is None:
+        return None
+    total = int(lengths.sum())
+    table = torch.from_numpy(np.stack([np.cumsum(lengths) - lengths, first, numbers, streams, lengths])).to(device)
+    request = torch.repeat_interleave(
+        torch.arange(len(lengths), device=device), table[4], output_size=total
+    )  # no waiting for the device, as the size is given
+    out = torch.empty(total, dtype=torch.int64, device=device)
+    if total:
+        found.packed_row_keys[(-(-total // BLOCK),)](request, table, out, total, len(lengths), BLOCK)
     return out
 
 

@@ -59,3 +59,20 @@ def row_keys(request, position, out, stream, count, BLOCK: tl.constexpr):
     of_request = tl.load(request + at, mask=inside, other=0).to(tl.uint64)
     of_position = tl.load(position + at, mask=inside, other=0).to(tl.uint64)
     tl.store(out + at, key_of(of_request, of_position, stream).to(tl.int64), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "requests"])
+def packed_row_keys(request, table, out, count, requests, BLOCK: tl.constexpr):
+    """out[i] for i < count: counter_hash.row_keys of packed row i, which is of request[i].
+
+    table: int64 [4, requests]: packed row to begin with, its position, the request's number in its case, stream key.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    of = table + tl.load(request + at, mask=inside, other=0)
+    position = at - tl.load(of, mask=inside, other=0) + tl.load(of + requests, mask=inside, other=0)
+    number, stream = (
+        tl.load(of + 2 * requests, mask=inside, other=0),
+        tl.load(of + 3 * requests, mask=inside, other=0),
+    )
+    tl.store(out + at, key_of(number.to(tl.uint64), position.to(tl.uint64), stream).to(tl.int64), mask=inside)

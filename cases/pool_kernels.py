@@ -19,7 +19,7 @@ from cases.ragged import uploaded
 from cases.schema import AttentionCase, KvLayout, Poison
 
 STALE = "stale"  # the stream of hashes that stale rows come from
-BLOCK = 1024
+BLOCK = 2048  # elements that a program fills
 FILLED, NORMAL, SIGNS = range(3)  # what stale rows hold
 
 
@@ -32,7 +32,7 @@ def fill_pools(
     poison_v: float,
 ) -> bool:
     """Fill the k and v pool from the k and v rows [total_kv, num_kv_heads, dim]; False if it is not done here."""
-    kernels = hash_kernels.kernels("pool_triton") if is_gpu(pools[0]) else None
+    kernels = hash_kernels.kernels("pool_triton") if hash_kernels.on_gpu(pools[0].device) else None
     if kernels is None or pools[0].element_size() == 1:
         return False
     outside = 0.0 if level is Poison.ZERO else float("nan")
@@ -42,15 +42,13 @@ def fill_pools(
     for values, pool, kind in zip(rows, pools, kinds, strict=True):
         heads, dim = values.shape[1:]
         strides = (dim, heads * dim) if case.kv_layout is KvLayout.NHD else (paging.page_size * dim, dim)
-        kernels.fill_pool[(-(-pool.numel() // BLOCK),)](
-            values.contiguous(), *of_pages, pool, stream, pool.numel(), paging.page_size, heads, dim, *strides,
-            outside, poison_v, kind, BLOCK,
+        slots, columns = paging.num_pages * paging.page_size, min(BLOCK, 1 << (heads * dim - 1).bit_length())
+        at_once = BLOCK // columns
+        kernels.fill_pool[(-(-slots // at_once), -(-heads * dim // columns))](
+            values.contiguous(), *of_pages, pool, stream, slots, paging.page_size, heads, dim, *strides,
+            outside, poison_v, kind, at_once, columns,
         )  # fmt: skip
     return True
-
-
-def is_gpu(tensor: Tensor) -> bool:
-    return tensor.device.type == "cuda"
 
 
 @functools.lru_cache(maxsize=2)

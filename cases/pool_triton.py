@@ -26,28 +26,29 @@ def fill_pool(
     outside,
     poison_v,
     KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
-    """Every element of a pool: of a cached key its value, of another owned slot a stale one, else `outside`.
-
-    Elements are taken in the order (page, offset in it, head, column), whatever the layout.
-    """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    """`count` slots of a pool, SLOTS x COLUMNS at a time: of a cached key its value, of another owned slot a stale one,
+    else `outside`. A column is (head, d), whatever the layout."""
+    slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     width = heads * dim
-    slot, column = at // width, at % width
+    is_slot, is_column = slot < count, column < width
     page, offset = slot // page_size, slot % page_size
-    request = tl.load(owner + page, mask=inside, other=-1)
+    request = tl.load(owner + page, mask=is_slot, other=-1)
     owned = request >= 0
-    position = tl.load(turn + page, mask=owned, other=0).to(tl.int64) * page_size + offset
+    position = tl.load(turn + page, mask=owned, other=0) * page_size + offset
     cached = owned & (position < tl.load(prefix + request, mask=owned, other=0))
-    key = tl.load(start + request, mask=owned, other=0).to(tl.int64) + position
-    value = tl.load(rows + key * width + column, mask=cached, other=0.0)
+    key = (tl.load(start + request, mask=owned, other=0) + position).to(tl.int64)
+    value = tl.load(rows + key[:, None] * width + column[None, :], mask=cached[:, None] & is_column[None, :], other=0.0)
     if KIND == 0:
-        stale = tl.full((BLOCK,), outside, tl.float32)
+        stale = tl.full((SLOTS, COLUMNS), outside, tl.float32)
     else:
-        hashed = key_of(request.to(tl.uint64), position.to(tl.uint64), stream)
-        stale = normal_of(hashed, column) if KIND == 1 else sign_of(hashed, column) * poison_v
-    unused = tl.where(owned, stale, outside).to(value.dtype)
-    into = page * page_size * width + column // dim * head_stride + offset * offset_stride + column % dim
-    tl.store(pool + into, tl.where(cached, value, unused), mask=inside)
+        hashed = key_of(request.to(tl.uint64), position.to(tl.uint64), stream)[:, None]
+        at = column.to(tl.int64)[None, :]
+        stale = normal_of(hashed, at) if KIND == 1 else sign_of(hashed, at) * poison_v
+    unused = tl.where(owned[:, None], stale, outside).to(value.dtype)
+    page_start = page.to(tl.int64) * page_size * width + offset * offset_stride
+    into = page_start[:, None] + (column // dim * head_stride + column % dim)[None, :]
+    tl.store(pool + into, tl.where(cached[:, None], value, unused), mask=is_slot[:, None] & is_column[None, :])

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cases import counter_hash
-from cases.ragged import Rows, kv_rows, query_rows, uploaded
+from cases.hash_kernels import fast_packed_row_keys
+from cases.ragged import Rows, kv_rows, query_rows
 from cases.recipes import LogicalData, make_data, torch_dtype
 from cases.schema import AttentionCase, Execution, KvLayout, Mode, PageOrder, Poison
 
@@ -45,8 +47,7 @@ def merged_data(cases: Sequence[AttentionCase], device: torch.device | str) -> t
     """Data of all cases one after another, and of each as views of it: the bits of `make_data`. No sinks."""
     first = cases[0]
     if all(case.recipe == "normal" for case in cases):
-        q_keys, k_keys, v_keys = (_keys(cases, stream) for stream in "qkv")
-        keys = uploaded(device, q_keys, k_keys, v_keys)
+        keys = [_keys(cases, stream, torch.device(device)) for stream in "qkv"]
         shapes = (
             (first.num_qo_heads, first.head_dim_qk, first.dtype),
             (first.num_kv_heads, first.head_dim_qk, first.kv_dtype),
@@ -62,15 +63,25 @@ def merged_data(cases: Sequence[AttentionCase], device: torch.device | str) -> t
     return LogicalData(q, k, v, None), [LogicalData(*views, None) for views in split]
 
 
-def _keys(cases: Sequence[AttentionCase], stream: str) -> Tensor:
-    """Row keys on the host, of all cases."""
-    rows: list[Rows] = [query_rows(case, "cpu") if stream == "q" else kv_rows(case, "cpu") for case in cases]
-    return torch.cat(
-        [
-            counter_hash.row_keys(counter_hash.stream_key(case.seed, stream), *at)
-            for case, at in zip(cases, rows, strict=True)
-        ]
+def _keys(cases: Sequence[AttentionCase], stream: str, device: torch.device) -> Tensor:
+    """Row keys of all cases."""
+    streams = [counter_hash.stream_key(case.seed, stream) for case in cases]
+    requests = [request for case in cases for request in case.requests]
+    prefix_lens = np.array([r.prefix_len for r in requests], dtype=np.int64)
+    extend_lens = np.array([r.extend_len for r in requests], dtype=np.int64)
+    first = prefix_lens if stream == "q" else np.zeros_like(prefix_lens)
+    keys = fast_packed_row_keys(
+        prefix_lens + extend_lens - first,
+        first,
+        np.concatenate([np.arange(case.num_requests) for case in cases]),
+        np.repeat(np.array(streams, dtype=np.int64), [case.num_requests for case in cases]),
+        device,
     )
+    if keys is not None:
+        return keys
+    rows: list[Rows] = [query_rows(case, "cpu") if stream == "q" else kv_rows(case, "cpu") for case in cases]
+    made = [counter_hash.row_keys(key, *at) for key, at in zip(streams, rows, strict=True)]
+    return torch.cat(made).to(device, non_blocking=True)
 
 
 def _normal(keys: Tensor, heads: int, dim: int, dtype: str) -> Tensor:

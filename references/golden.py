@@ -22,8 +22,10 @@ from cases.schema import AttentionCase
 from references.moments import MomentSums, RowMoments, grown, summed
 from references.tiles import Bucket, BucketIndex, bucket_indices, make_buckets
 from references.visibility import visible_interval, visible_mask
+from references.weights import weights
 
 CHUNK_SCORES = 1 << 25  # scores in flight: 256 MiB of fp64
+SPLIT_KEYS = 1024  # of one product on a GPU: few rows times very many keys would keep few of its cores busy
 CPU_CHUNK_SCORES = 1 << 19  # on a CPU a chunk that stays in its caches is faster
 
 
@@ -76,13 +78,14 @@ def _bucket(
     q = q.reshape(batch, hkv, 1, group * rows, -1) * (case.scale * case.k_scale)
     top = leg = rest = keep = None
     sums = MomentSums(case, q) if moments else None
-    split = split_keys(q.device)
+    split = SPLIT_KEYS if on_gpu(q.device) else None
+    fused = moments and on_gpu(q.device)  # p @ [v, v^2] as one product, p^2 in fp64
     for begin, end in bucket.chunks(max(1, most // (batch * rows * case.num_qo_heads)), split):
         gather, key = index.keys(begin, end, bucket.prefix)
         splits = bucket.splits(begin, end, split)
-        k, v = (  # [B, Hkv, splits, keys, d]
-            x[gather].double().permute(0, 2, 1, 3).view(batch, hkv, splits, -1, x.shape[-1]) for x in (data.k, data.v)
-        )
+        shape = (batch, hkv, splits, -1)  # and d
+        k = _gathered(data.k, gather).view(*shape, case.head_dim_qk)
+        values = _gathered(data.v, gather, squares=fused).view(*shape, case.head_dim_vo * (2 if fused else 1))
         s = _capped(case, torch.matmul(q, k.transpose(-2, -1)))
         if not bucket.is_open(begin, end):
             mask = visible_mask(index.first, index.last, key[:, None]).view(batch, rows, splits, -1).transpose(1, 2)
@@ -95,18 +98,20 @@ def _bucket(
             keep = torch.exp(top - shift)  # what earlier sums shrink by
         top = new_top
         if sums is not None:
-            sums.look(s, k, v)
-        p = s.sub_(shift).exp_()
+            sums.look(s, k, values[..., : case.head_dim_vo])
         cut = min(max(bucket.prefix - begin, 0), end - begin) // splits  # all or none, if there are several
-        leg = grown(leg, keep, _weighted(p[..., :cut], v[..., :cut, :]))
-        rest = grown(rest, keep, _weighted(p[..., cut:], v[..., cut:, :]))
+        w = weights(s, shift, cut, squares=fused)
+        leg = grown(leg, keep, _weighted(w.p[..., :cut], values[..., :cut, :], w.leg))
+        rest = grown(rest, keep, _weighted(w.p[..., cut:], values[..., cut:, :], w.rest))
         if sums is not None:
-            sums.add(p, keep, v)
+            sums.add(w, keep, values)
     assert top is not None
     assert leg is not None
     assert rest is not None
     both = leg + rest
-    acc, total = both[..., :-1], both[..., -1:]
+    acc, total = both[..., : case.head_dim_vo], both[..., -1:]
+    if sums is not None and fused:
+        sums.linear = both[..., case.head_dim_vo : -1]
     lse = top + torch.log(total)
     mass = (total > 0).double()
     if data.sinks is not None:
@@ -115,25 +120,38 @@ def _bucket(
         mass = torch.exp(lse - with_sink).nan_to_num(0.0)
         lse = with_sink
     weight = torch.where(total > 0, mass / total, 0.0) * case.v_scale
+    of_prefix = leg[..., : case.head_dim_vo] * weight
     return _Part(
         scalars=torch.cat([lse, *([] if sums is None else sums.scalars(top, lse, mass))], -1).flatten(0, 3),
         vectors=[
             vector.flatten(0, 3)
-            for vector in (acc * weight, *([] if sums is None else [*sums.vectors(top, lse), leg[..., :-1] * weight]))
+            for vector in (acc * weight, *([] if sums is None else [*sums.vectors(top, lse), of_prefix]))
         ],
     )
 
 
-def split_keys(device: torch.device) -> int | None:
-    """How many keys a GPU takes as one product: few rows times very many keys would keep few of its cores busy."""
-    return None if device.type == "cpu" else 1024
+def on_gpu(device: torch.device) -> bool:
+    """Whether to compute as a GPU does it best."""
+    return device.type != "cpu"
 
 
-def _weighted(p: Tensor, v: Tensor) -> Tensor:
-    """sum p v over the keys of all splits, and sum p as a last column: [B, Hkv, 1, G * R, dv + 1]."""
-    if p.device.type == "cpu":
-        return summed(torch.matmul(p, torch.nn.functional.pad(v, (0, 1), value=1.0)))
-    return summed(torch.cat([torch.matmul(p, v), p.sum(-1, keepdim=True)], -1))
+def _gathered(rows: Tensor, gather: Tensor, *, squares: bool = False) -> Tensor:
+    """fp64 [B, heads, keys, d] of rows [n, heads, d], contiguous; with `squares` [.., 2 d], v and v^2."""
+    found = rows[gather].transpose(1, 2)
+    if not squares:
+        return found.to(torch.float64, memory_format=torch.contiguous_format)
+    both = torch.empty((*found.shape[:-1], 2 * rows.shape[-1]), dtype=torch.float64, device=rows.device)
+    value, square = both.chunk(2, -1)
+    value.copy_(found)
+    torch.mul(value, value, out=square)
+    return both
+
+
+def _weighted(p: Tensor, values: Tensor, total: Tensor | None) -> Tensor:
+    """sum p values over the keys of all splits, and sum p as a last column: [B, Hkv, 1, G * R, dv + 1]."""
+    if total is None:
+        return summed(torch.matmul(p, torch.nn.functional.pad(values, (0, 1), value=1.0)))
+    return summed(torch.cat([torch.matmul(p, values), total], -1))
 
 
 @dataclass(frozen=True, slots=True)

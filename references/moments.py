@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cases.schema import AttentionCase
+from references.weights import Weights
 
 CANCELLATION = 2.0**-18  # of the sum of magnitudes: fp32 products summed over up to 2^20 keys, pairwise
 
@@ -79,14 +80,12 @@ class MomentSums:
 
     def __init__(self, case: AttentionCase, q: Tensor) -> None:
         self._case = case
-        # fp64 products are as fast as those of fp32 on a GPU made for it; on a CPU they take twice the time.
-        self._dtype = torch.float32 if q.device.type == "cpu" else torch.float64
         self._q_norm = q.norm(dim=-1, keepdim=True)
         self._p2: Tensor | None = None
         self._score_max: Tensor | None = None
         self._k_norm: Tensor | None = None
         self._v_max: Tensor | None = None
-        self._linear: Tensor | None = None
+        self.linear: Tensor | None = None
         self._square: Tensor | None = None
 
     def look(self, s: Tensor, k: Tensor, v: Tensor) -> None:
@@ -97,16 +96,22 @@ class MomentSums:
             size = s.masked_fill(s == -torch.inf, 0.0).abs().amax((2, 4), keepdim=True)
             self._score_max = _larger(self._score_max, size)
 
-    def add(self, p: Tensor, keep: Tensor | None, v: Tensor) -> None:
-        """One chunk of keys: weights p, which may be overwritten; earlier sums shrink by keep [.., 1]; v as above."""
-        p, v = p.to(self._dtype), v.to(self._dtype)
-        squares = v * v
+    def add(self, w: Weights, keep: Tensor | None, values: Tensor) -> None:
+        """One chunk of keys: earlier sums shrink by keep [.., 1]. values: v, or with w.p_squared [v, v^2]; then p @ v^2
+        comes from elsewhere (`linear`). Without, products are of fp32, which on a CPU take half the time."""
         squared = None if keep is None else keep * keep
+        if w.p_squared is not None and w.p2 is not None:
+            self._square = grown(self._square, squared, summed(torch.matmul(w.p_squared, values)))
+            self._p2 = grown(self._p2, squared, summed(w.p2))
+            return
+        v = values.float()
+        squares = v * v
+        p = w.p.float()
         linear = summed(torch.matmul(p, squares))
-        self._linear = grown(self._linear, None if keep is None else keep.to(self._dtype), linear)
+        self.linear = grown(self.linear, None if keep is None else keep.float(), linear)
         p_squared = p.square_()
         square = summed(torch.matmul(p_squared, torch.cat([v, squares], -1)))
-        self._square = grown(self._square, None if squared is None else squared.to(self._dtype), square)
+        self._square = grown(self._square, None if squared is None else squared.float(), square)
         self._p2 = grown(self._p2, squared, summed(p_squared.sum(-1, keepdim=True, dtype=torch.float64)))
 
     def scalars(self, top: Tensor, lse: Tensor, mass: Tensor) -> list[Tensor]:
@@ -123,13 +128,13 @@ class MomentSums:
 
     def vectors(self, top: Tensor, lse: Tensor) -> list[Tensor]:
         """pv2, p2v, p2v2, fp32 [B, Hkv, 1, G * R, dv]."""
-        assert self._linear is not None
+        assert self.linear is not None
         assert self._square is not None
         scale, v_scale, dim = _weight(top, lse), self._case.v_scale, self._case.head_dim_vo
         # In fp64: the scale of a row beside a large sink does not fit fp32.
         squares = self._square * (scale * scale)
         return [
-            (self._linear * (scale * v_scale**2)).float(),
+            (self.linear * (scale * v_scale**2)).float(),
             (squares[..., :dim] * v_scale).float(),
             (squares[..., dim:] * v_scale**2).float(),
         ]

@@ -38,6 +38,17 @@ for stream in (3, -5, plain.stream_key(1, "v"), plain.stream_key(2, "q")):
     keys = torch.empty(37, dtype=torch.int64)
     row_keys[(1,)](place % 5, place * 1000003, keys, stream, 37, BLOCK)
     assert torch.equal(keys, plain.row_keys_defined(stream, place % 5, place * 1000003)), stream
+from cases import AttentionCase, Request, hash_kernels, together
+cases = [
+    AttentionCase(requests=(Request(40, 5), Request(0, 9), Request(7, 0)), seed=3),
+    AttentionCase(requests=(Request(0, 1), Request(300, 2)), seed=8),
+]
+hash_kernels._triton_works = lambda: True
+for stream in "qkv":
+    defined = together._keys(cases, stream, torch.device("cpu"))
+    hash_kernels.on_gpu = lambda device: True
+    assert torch.equal(together._keys(cases, stream, torch.device("cpu")), defined), stream
+    hash_kernels.on_gpu = lambda device: False
 for columns in (1, 64, 130):
     for normal, of_bits in ((True, plain.normal_of_bits), (False, plain.signs_of_bits)):
         out = torch.empty(37, columns)

@@ -100,12 +100,13 @@ def test_the_chunk_size_changes_nothing(case: AttentionCase, scores: int) -> Non
 
 @reproducible
 @given(small_cases(), st.integers(1, 40), st.integers(1, 4000))
-def test_splitting_the_keys_as_on_a_gpu_changes_nothing(case: AttentionCase, split: int, scores: int) -> None:
+def test_computing_as_on_a_gpu_changes_nothing(case: AttentionCase, split: int, scores: int) -> None:
     data = data_of(case)
     whole = golden_attention(case, data, moments=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(golden, "CHUNK_SCORES", scores)
-        patch.setattr(golden, "split_keys", lambda device: split)
+        patch.setattr(golden, "on_gpu", lambda device: True)
+        patch.setattr(golden, "SPLIT_KEYS", split)
         patch.setattr(tiles, "SPLIT_FROM", 1)
         patch.setitem(tiles.OVERHEAD_SCORES, "cpu", tiles.OVERHEAD_SCORES["cuda"])
         parts = golden_attention(case, data, moments=True)
