@@ -102,25 +102,24 @@ def make_buckets(
     return buckets
 
 
-def _tiles(case: AttentionCase, first: Tensor, last: Tensor, split_legs: bool, rows: int) -> Iterator[Tile]:
-    q_start = kv_start = 0
-    for request in case.requests:
-        for start in range(q_start, q_start + request.extend_len, rows):
-            stop = min(q_start + request.extend_len, start + rows)
-            begins, ends = first[start:stop].numpy(), last[start:stop].numpy()
-            low, high = int(begins.min()), int(ends.max())
-            middle = min(max(request.prefix_len, low), high) if split_legs else high
-            yield Tile(
-                row=start,
-                rows=stop - start,
-                low=kv_start + low,
-                middle=kv_start + middle,
-                high=kv_start + high,
-                open_from=kv_start + int(begins.max()),
-                open_to=kv_start + int(ends.min()),
-            )
-        q_start += request.extend_len
-        kv_start += request.kv_len
+def _tiles(case: AttentionCase, first: Tensor, last: Tensor, split_legs: bool, rows: int) -> list[Tile]:
+    if not case.total_q:
+        return []
+    extend_lens, prefix_lens, kv_lens = (
+        np.array([getattr(r, name) for r in case.requests], dtype=np.int64)
+        for name in ("extend_len", "prefix_len", "kv_len")
+    )
+    counts = -(-extend_lens // rows)
+    request = np.repeat(np.arange(len(counts)), counts)
+    turn = np.arange(len(request)) - np.repeat(np.cumsum(counts) - counts, counts)
+    row = (np.cumsum(extend_lens) - extend_lens)[request] + turn * rows
+    of_tile = np.minimum(extend_lens[request] - turn * rows, rows)
+    begins, ends, start = first.numpy(), last.numpy(), (np.cumsum(kv_lens) - kv_lens)[request]
+    low, high = np.minimum.reduceat(begins, row), np.maximum.reduceat(ends, row)
+    middle = np.clip(prefix_lens[request], low, np.maximum(low, high)) if split_legs else high
+    open_from, open_to = np.maximum.reduceat(begins, row), np.minimum.reduceat(ends, row)
+    columns = (row, of_tile, *(start + each for each in (low, middle, high, open_from, open_to)))
+    return [Tile(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def _with(bucket: Bucket, tile: Tile) -> Bucket:

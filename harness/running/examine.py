@@ -110,8 +110,15 @@ class Examiner:
         if data is None:
             with self.watch.stage("draw"):
                 data = make_data(self.case, self.device)
+        batch = self.build(data, poison)
+        return batch, self.answer(batch)
+
+    def build(self, data: LogicalData, poison: Poison) -> AttentionBatch:
         with self.watch.stage("build"):
-            batch = build_batch(self.case, self.device, data=data, poison=poison)
+            return build_batch(self.case, self.device, data=data, poison=poison)
+
+    def answer(self, batch: AttentionBatch) -> AttentionOutput:
+        """Plan and run. Raises AdapterFailure."""
         with self.watch.stage("plan"), adapter_at_work("plan"):
             plan = self.adapter.plan(batch)
         if self.mutate_plan is not None:
@@ -122,7 +129,7 @@ class Examiner:
             output = self.adapter.run(plan, batch)
             check_output(output, batch)
             synchronize(self.device)
-        return batch, output
+        return output
 
     def variant(
         self,

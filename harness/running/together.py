@@ -95,13 +95,16 @@ def groups(
             # Compared in one pass, so the level of poison, which decides nothing there, may differ.
             kinds.setdefault(numbers(case), []).append(index)
     for members in kinds.values():
+        total = sum(_numbers_of(cases[i]) for i in members)
+        # Of like size: one that is left over alone has all the steps to itself.
+        fair = total / max(1, math.ceil(total / most_numbers(device)), math.ceil(len(members) / MOST_CASES))
         group: list[int] = []
-        held, most = 0, most_numbers(device)
+        held = 0.0
         for index in members:
             size = _numbers_of(cases[index])
-            if group and (held + size > most or len(group) == MOST_CASES):
+            if group and (held + size / 2 > fair or held + size > most_numbers(device) or len(group) == MOST_CASES):
                 yield group
-                group, held = [], 0
+                group, held = [], 0.0
             group.append(index)
             held += size
         yield group
@@ -150,15 +153,20 @@ def own_evidence(
         data, each = merged_data(cases, device)
     with watch.stage("golden"):  # before the kernels, which may overwrite their inputs
         golden = golden_attention(whole, data, moments=True)
+    examiners = [Examiner(case, adapter, device, watch) for case in cases]
+    # All before the first kernel, which is waited for: a GPU works on golden meanwhile.
+    batches = [
+        examiner.build(own_data, examiner.case.poison.weaker(adapter.poison))
+        for examiner, own_data in zip(examiners, each, strict=True)
+    ]
     outputs: list[AttentionOutput | AdapterFailure] = []
     held: set[int] = set()
-    for case, own_data in zip(cases, each, strict=True):
-        examiner = Examiner(case, adapter, device, watch)
+    for case, examiner, batch in zip(cases, examiners, batches, strict=True):
         try:
             if hasattr(adapter, "prepare"):
                 with watch.stage("prepare"), adapter_at_work("prepare"):
                     adapter.prepare(case)
-            output = examiner.run(own_data, case.poison.weaker(adapter.poison))[1]
+            output = examiner.answer(batch)
             memory = {tensor.untyped_storage().data_ptr() for tensor in (output.out, output.lse) if tensor is not None}
             if memory & held:
                 _reuse_outputs.add(adapter.name)
