@@ -41,13 +41,40 @@ def main() -> None:
     parser.add_argument("versions", nargs="+", help="SGLang releases, such as 0.5.13")
     parser.add_argument("--no-packages", action="store_true", help="a machine that has the packages already")
     options = parser.parse_args()
+    packages = shared_packages(install=not options.no_packages)
+    for version in options.versions:
+        _unpack(version, packages)
+
+
+def shared_packages(*, install: bool = True) -> Path:
+    """The folder of the small packages, filled once unless the machine has them already."""
     ROOT.mkdir(exist_ok=True)
     (ROOT / ".gitignore").write_text("*\n", encoding="utf-8")
     packages = ROOT / "packages"
-    if not options.no_packages and not (packages / ".complete").exists():
+    if install and not (packages / ".complete").exists():
         _install(packages)
-    for version in options.versions:
-        _unpack(version, packages)
+    return packages
+
+
+def download(name: str, version: str, folder: Path) -> Path:
+    """The wheel of a release, in `folder`; for any platform, since its compiled code is not used."""
+    tags = [argument for tag in PLATFORMS for argument in ("--platform", tag)]
+    only = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", *tags]
+    _pip("download", *only, "-d", str(folder), f"{name}=={version}")
+    wheel = next(folder.glob(f"{name}-*.whl"), None)
+    if wheel is None:
+        raise SystemExit(f"pip brought no wheel of {name} {version}.")
+    return wheel
+
+
+def make_environment(home: Path, name: str, paths: list[Path]) -> None:
+    """`home`/env: an interpreter that sees `paths`, then the packages of the one that runs this."""
+    environment = home / "env"
+    if not (environment / "bin" / "python").exists():
+        venv.create(environment, with_pip=False, symlinks=True)
+    where = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    text = "".join(f"{path}\n" for path in [*paths, Path(sysconfig.get_paths()["purelib"])])
+    (environment / where / f"{name}-tree.pth").write_text(text, encoding="utf-8")
 
 
 def _pip(*arguments: str) -> None:
@@ -71,22 +98,12 @@ def _unpack(version: str, packages: Path) -> None:
     tree = home / "site"
     if not (tree / "sglang" / "srt").is_dir():
         wheels = home / "wheel"
-        tags = [argument for tag in PLATFORMS for argument in ("--platform", tag)]
-        only = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", *tags]
-        _pip("download", *only, "-d", str(wheels), f"sglang=={version}")
-        wheel = next(wheels.glob("sglang-*.whl"), None)
-        if wheel is None:
-            raise SystemExit(f"pip brought no wheel of sglang {version}.")
+        wheel = download("sglang", version, wheels)
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(tree, [name for name in archive.namelist() if _wanted(name)])
         shutil.rmtree(wheels)
+    make_environment(home, "sglang", [tree, packages])
     environment = home / "env"
-    if not (environment / "bin" / "python").exists():
-        venv.create(environment, with_pip=False, symlinks=True)
-    paths = [tree, packages, Path(sysconfig.get_paths()["purelib"])]
-    where = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    text = "".join(f"{path}\n" for path in paths)
-    (environment / where / "sglang-tree.pth").write_text(text, encoding="utf-8")
     print(f"SGLang {version}: {environment / 'bin' / 'python'}")
 
 

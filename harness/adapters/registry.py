@@ -50,7 +50,7 @@ class Entry:
 
 def available() -> list[Entry]:
     """Every adapter known here: real ones, emulated ones, and those of installed entry points."""
-    return [*_flashinfer(), *_flash_attention(), *_torch(), *_sglang(), *_entry_points()]
+    return [*_flashinfer(), *_flash_attention(), *_torch(), *_sglang(), *_vllm(), *_entry_points()]
 
 
 def match(patterns: Iterable[str]) -> list[Entry]:
@@ -182,6 +182,22 @@ def _sglang() -> list[Entry]:
         return build
 
     return [Entry(e.name, factory(e.make), e.why_not, e.emulated) for e in sglang_entries(libraries)]
+
+
+# -- vLLM's backends -----------------------------------------------------------------------------
+def _vllm() -> list[Entry]:
+    from harness.adapters.vllm import vllm_entries
+
+    def factory(make: Callable[[], Any]) -> Callable[[Hooks | None], Any]:
+        def build(hooks: Hooks | None) -> Any:
+            _refuse_hooks(hooks)
+            return make()
+
+        return build
+
+    emulated = lambda: EmulatedFlashAttention("fa3")  # noqa: E731
+    listed = vllm_entries(has_gpu=bool(gpu_ids()), emulated_flash_attention_3=emulated)
+    return [Entry(e.name, factory(e.make), e.why_not, e.emulated) for e in listed]
 
 
 # -- torch ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from cases.suites import load_suite
 from harness.adapter_check import protocol_problems
 from harness.adapters import registry
 from harness.adapters.sglang.report import sglang_report
+from harness.adapters.vllm.report import vllm_report
 from harness.environment import core_count, gpu_ids, installed_versions
 from harness.errors import UsageError
 from harness.running.options import Job, RunOptions
@@ -78,6 +79,7 @@ def doctor(
         "cores": core_count(),
         "adapters": [{"name": e.name, "runs": e.why_not is None, "why_not": e.why_not} for e in registry.available()],
         "sglang": sglang_report(has_gpu=bool(gpu_ids()), fa3_missing=registry.missing_flash_attention("fa3")),
+        "vllm": vllm_report(has_gpu=bool(gpu_ids())),
     }
     if as_json:
         print(json.dumps(facts))
@@ -97,7 +99,7 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     for entry in facts["adapters"]:
         table.add_row(entry["name"], "yes" if entry["runs"] else "no", entry["why_not"] or "")
     console.print(table)
-    for sentence in facts["sglang"]:
+    for sentence in (*facts["sglang"], *facts["vllm"]):
         console.print(sentence, markup=False, highlight=False)
 
 

@@ -107,7 +107,7 @@ def test_stand_ins_take_the_place_of_missing_packages_only(monkeypatch):
 
 
 def test_the_finder_makes_submodules(monkeypatch):
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, standins._Finder(frozenset({"no_such_package_here"}))])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, standins.Finder(frozenset({"no_such_package_here"}))])
     module = importlib.import_module("no_such_package_here.deep.inside")
     assert isinstance(module, standins.StandIn)
     for name in [n for n in sys.modules if n.startswith("no_such_package_here")]:

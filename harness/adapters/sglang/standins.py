@@ -86,7 +86,7 @@ class StandIn(ModuleType):
         return refuse
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, packages: frozenset[str]) -> None:
         self.packages = packages
 
@@ -120,7 +120,7 @@ def _is_real(name: str) -> bool:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return False
-    return spec is not None and not isinstance(spec.loader, _Finder)
+    return spec is not None and not isinstance(spec.loader, Finder)
 
 
 def install(also: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def install(also: tuple[str, ...] = ()) -> tuple[str, ...]:
     os.environ.setdefault("SGLANG_USE_SGL_FA3_KERNEL", "1")  # fa3 from sgl_kernel.flash_attn, not a download
     _let_transformers_register_twice()  # imports transformers: it must not see a stand-in for torchvision
     names = (*missing(), *also)
-    sys.meta_path.append(_Finder(frozenset(names)))
+    sys.meta_path.append(Finder(frozenset(names)))
     if "sgl_kernel" in names:
         _let_missing_operators_be_described()
         # Programmatic dependent launch is asked for by SGLang's own kernels alone.
