@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from cases.schema import AttentionCase, Execution, Mode, Request
+from cases.schema import AttentionCase, Request
 from harness.adapters.vllm import adapter, entries, standins, tree
 from harness.adapters.vllm.report import vllm_report
 from harness.adapters.vllm.runtime import FlashAttnShim, store_with_index_put
@@ -152,17 +152,6 @@ def test_the_shim_refuses_what_it_would_drop(dropped):
 # -- what is declared ------------------------------------------------------------------------------
 def case(*requests, **fields):
     return AttentionCase(requests=tuple(Request(*r) for r in requests), page_size=16, **fields)
-
-
-def test_a_graph_replays_at_most_its_own_size():
-    def graph(*captured):
-        return Execution(capture_requests=tuple(Request(*r) for r in captured))
-
-    unsupported = adapter.CAPABILITIES.unsupported
-    fits = case((3, 4), (9, 4), mode=Mode.DRAFT_EXTEND_V2, execution=graph((1, 4), (1, 5)))
-    assert unsupported(fits) is None
-    longer = case((3, 6), (9, 2), mode=Mode.DRAFT_EXTEND_V2, execution=graph((1, 4), (1, 4)))
-    assert "more new rows" in (unsupported(longer) or "")
 
 
 def test_pages_are_those_of_vllm():

@@ -32,14 +32,6 @@ from harness.adapters.vllm.setup import Parts, Setup, make_parts, setup_for
 KEPT_BUILDERS = 8  # kept between cases, each with its graph buffers, as a server keeps them
 
 
-def within_capture(case: AttentionCase) -> str | None:
-    """A captured kernel keeps max_query_len of its capture; vLLM sends a batch with a longer one elsewhere."""
-    captured = case.execution.capture_requests
-    if captured is not None and case.max_extend_len > max(r.extend_len for r in captured):
-        return "a request has more new rows than any that the graph was captured for"
-    return None
-
-
 def no_split_count(case: AttentionCase) -> str | None:
     return None if case.execution.num_splits is None else "vLLM chooses the split-kv count itself"
 
@@ -60,7 +52,7 @@ CAPABILITIES = Capabilities(
     empty_extends=False,  # the scheduler's batches hold requests that have tokens
     page_size_multiple=16,  # FlashAttentionBackend.get_supported_kernel_block_sizes
     kv_layouts=(KvLayout.NHD, KvLayout.HND),
-    rules=(within_capture, no_split_count, clean_workspace, sink_heads),
+    rules=(no_split_count, clean_workspace, sink_heads),
 )
 
 
