@@ -7,7 +7,8 @@ What `seq_lens` holds is production's own, read from SGLang's callers (0.5.12, 0
 | EXTEND          | prefix + extend   | managers/schedule_batch.py `ScheduleBatch.prepare_for_extend`             |
 | DECODE          | prefix + 1        | managers/schedule_batch.py `ScheduleBatch.prepare_for_decode`             |
 | DRAFT_EXTEND_V2 | prefix + extend   | speculative/eagle_info_v2.py `prepare_for_extend_to_fill_draft_kvcache`   |
-|                 |                   | (0.5.23: speculative/eagle_worker_common.py `prepare_for_draft_extend`)   |
+|                 |                   | (0.5.14 on: `prepare_for_draft_extend`, in speculative/                   |
+|                 |                   | base_spec_worker.py, from 0.5.16 on eagle_worker_common.py)               |
 | TARGET_VERIFY   | prefix            | speculative/eagle_info_v2.py `prepare_for_v2_verify`: the draft tokens    |
 |                 |                   | are not yet in seq_lens; backends add speculative_num_draft_tokens        |
 
