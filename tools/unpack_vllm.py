@@ -16,7 +16,7 @@ from pathlib import Path
 import unpack_sglang as packages
 
 ROOT = Path(__file__).resolve().parents[1] / ".vllm"
-LEFT_OUT = ("benchmarks", "third_party/triton_kernels")
+LEFT_OUT = ("benchmarks/", "third_party/deep_gemm/", "third_party/triton_kernels/", "vllm-rs")
 
 
 def main() -> None:
