@@ -30,6 +30,14 @@ divides by the fp32 row sum, and rounds. Its errors:
    be independent of v. Kernels that scale P up first (FlashAttention 3's fp8 path, by 2^8) stay further inside.
 6. *Softcap* by a tanh of relative error t: scores are off by t |s|, weights relatively by that: u_p grows
    by t max|s|, in both forms. The same for keys dequantised to the input dtype before Q @ K.
+7. *fp32 underflow*: GPU kernels flush results below f = 2^-126 to 0 (ftz; so does ex2.approx.ftz). Weights relative
+   to the row's maximum sum to at least 1, so what they lose reaches the output undivided:
+   a weight that is flushed, be it exp(s - m), the factor that rescales a partial sum, or that of a split or leg
+   in a merge, loses at most f max|v| for each of its keys, of which there are n, or of l legs; a flushed product
+   or sum, at most two of them for each key, in each of those steps, and a flushed output lose f. Together less than
+   FLUSHES f (n + l) (max|v| + max(1, v_scale)).
+   It holds the rounding of subnormal bf16 (2^-134) and fp32 outputs; fp16's, 2^-25, is OUTPUT_FLOOR, once for each
+   rounding in 2 and 3. The LSE needs none: its row sum is at least 1, and n f is nothing beside 2^-23.
 
     bound = min(stat, det), the sum of these
 
@@ -59,7 +67,8 @@ C_UNDERFLOW = 6.0  # standard deviations of an error uniform within +-f are f/sq
 FP32_ROUNDINGS = 8.0  # exp, sum, reciprocal, product, twice; fp32 kernels reach 0.19 of the bound
 LSE_ROUNDINGS = 4.0  # logarithm, maximum added, merge, change of base; with the rest, 0.91 of the bound
 UNDERFLOW = {"float16": 2.0**-25, "float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}
-FP32_FLUSH = 2.0**-126
+FP32_FLUSH = 2.0**-126  # smallest normal fp32 number
+FLUSHES = 8.0  # results that may be flushed per key or leg, in each of the two units of 7
 OUTPUT_FLOOR = {"float16": 2.0**-25}  # half the spacing of subnormal outputs
 
 
@@ -109,7 +118,8 @@ def _row_bounds(
         bound.add_(_underflow(underflow, size, moments, count))
     # Each rounding of an output below the normal numbers is absolute; partial outputs weigh 1 in sum.
     floor = OUTPUT_FLOOR.get(case.dtype, 0.0) * (_output_roundings(case) + traits.merge_legs - 1)
-    return bound.add_((mass > 0)[..., None] * floor) if floor else bound
+    floors = _flushed(case, moments, count, traits) + floor
+    return bound.add_((floors * (mass > 0))[..., None])
 
 
 def lse_bounds(case: AttentionCase, data: LogicalData, golden: GoldenOutput, traits: KernelTraits) -> Tensor:
@@ -189,6 +199,11 @@ def _fp32_error(moments: RowMoments) -> Tensor:
 def _count(case: AttentionCase, device: torch.device) -> Tensor:
     """fp64 [total_q, 1]"""
     return visible_count(case, device).double()[:, None]
+
+
+def _flushed(case: AttentionCase, moments: RowMoments, n: Tensor, traits: KernelTraits) -> Tensor:
+    """fp64 [total_q, Hq]; n: fp64 [total_q, 1]"""
+    return FLUSHES * FP32_FLUSH * (n + traits.merge_legs) * (moments.v_max + max(1.0, case.v_scale))
 
 
 def _underflow(floor: float, size: Tensor, moments: RowMoments, n: Tensor) -> Tensor:

@@ -140,3 +140,71 @@ def test_outputs_below_the_normal_numbers_of_fp16() -> None:
     out, _ = emulate(ready_batch(case, data), KERNELS["merge"])
     bound = row_bounds(case, data, golden, traits_of(KERNELS["merge"]))
     assert worst(case, (out.double() - golden.out).abs(), bound)[0] < 1
+
+
+# Found by fuzzing FlashInfer on an H200: head 5 of the last row weighs its keys so unlike that golden is 3.8e-47.
+SUBNORMAL = AttentionCase(
+    requests=(Request(0, 1), Request(0, 1), Request(0, 1), Request(243, 1)),
+    num_qo_heads=8,
+    num_kv_heads=1,
+    head_dim_qk=256,
+    head_dim_vo=256,
+    window_left=79,
+    sm_scale=0.25,
+    recipe="spiky",
+    seed=1,
+)
+
+
+def test_golden_below_what_fp32_holds_may_come_out_as_0() -> None:
+    data = make_data(SUBNORMAL, "cpu")
+    golden = golden_attention(SUBNORMAL, data, moments=True)
+    tiny = (golden.out != 0) & (golden.out.abs() < 2.0**-150)
+    assert tiny.any()
+    for kernel in KERNELS.values():
+        out, _ = emulate(ready_batch(SUBNORMAL, data), kernel)
+        assert (out[tiny] == 0).all()
+        bound = row_bounds(SUBNORMAL, data, golden, traits_of(kernel))
+        assert worst(SUBNORMAL, (out.double() - golden.out).abs(), bound)[0] < 0.9
+        assert bound[tiny].max() < 1e-33
+
+
+def zeros_beside(sink: float, dtype: str) -> tuple[float, float]:
+    """The largest golden output where a sink leaves the keys a weight of exp(-sink), and error/bound of zeros."""
+    case = AttentionCase(
+        requests=(Request(13, 3),), dtype=dtype, kv_dtype=dtype, num_qo_heads=1, num_kv_heads=1, sinks=True
+    )
+    data = make_data(case, "cpu")
+    assert data.sinks is not None
+    data = LogicalData(data.q, data.k, data.v, torch.full_like(data.sinks, sink))
+    golden = golden_attention(case, data, moments=True)
+    size = golden.out.abs()
+    return float(size.max()), worst(case, size, row_bounds(case, data, golden, KernelTraits()))[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_zero_for_a_small_output_is_wrong_down_to_the_smallest_normal_numbers(dtype: str) -> None:
+    for sink, expected in ((72.0, 1e-30), (76.5, 1e-32)):
+        size, ratio = zeros_beside(sink, dtype)
+        assert 0.3 * expected < size < 3 * expected
+        assert ratio > 100
+    assert zeros_beside(91.0, dtype)[1] < 1  # exp(-91) < 2^-126
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_a_kernel_that_flushes_what_is_no_normal_number_stays_within_the_bound(kernel: Kernel) -> None:
+    """Weights below 2^-126 decide these rows: a sink takes nearly all, and a small V takes the products below."""
+    case = AttentionCase(requests=(Request(300, 9),), num_qo_heads=2, num_kv_heads=1, recipe="spiky", sm_scale=0.25)
+    data = make_data(case, "cpu")
+    data = LogicalData(data.q, data.k, (data.v.double() * 2.0**-116).to(data.v.dtype), None)
+    golden = golden_attention(case, data, moments=True)
+    batch = ready_batch(case, data)
+    kept, _ = emulate(batch, kernel)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU does not flush denormals")
+    try:
+        out, _ = emulate(batch, kernel)
+    finally:
+        torch.set_flush_denormal(False)
+    assert not torch.equal(out, kept)
+    assert worst(case, (out.double() - golden.out).abs(), row_bounds(case, data, golden, traits_of(kernel)))[0] < 0.9
