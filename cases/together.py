@@ -7,6 +7,7 @@ about as much as one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,23 +25,27 @@ def merged(cases: Sequence[AttentionCase]) -> AttentionCase:
 
     Only for cases of the same `numbers`; what it says of pages, execution and data means nothing.
     """
-    return numbers(cases[0]).replace(requests=tuple(request for case in cases for request in case.requests))
+    return cases[0].replace(requests=tuple(request for case in cases for request in case.requests), **NOT_NUMBERS)
 
 
-def numbers(case: AttentionCase) -> AttentionCase:
+# What the answer of a case does not depend on, beside its requests: set to something plain.
+NOT_NUMBERS: dict[str, Any] = {
+    "mode": Mode.EXTEND,
+    "page_size": 1,
+    "page_order": PageOrder.CONTIGUOUS,
+    "pool_pages": None,
+    "kv_layout": KvLayout.NHD,
+    "poison": Poison.ZERO,
+    "execution": Execution(),
+    "recipe": "normal",
+    "seed": 0,
+}
+_NUMBERS = tuple(f for f in AttentionCase.__dataclass_fields__ if f not in NOT_NUMBERS and f != "requests")
+
+
+def numbers(case: AttentionCase) -> tuple[object, ...]:
     """What the answer of a case depends on beside its requests and data: cases that agree in it can be merged."""
-    return case.replace(
-        requests=((0, 1),),
-        mode=Mode.EXTEND,
-        page_size=1,
-        page_order=PageOrder.CONTIGUOUS,
-        pool_pages=None,
-        kv_layout=KvLayout.NHD,
-        poison=Poison.ZERO,
-        execution=Execution(),
-        recipe="normal",
-        seed=0,
-    )
+    return tuple(getattr(case, name) for name in _NUMBERS)
 
 
 def merged_data(cases: Sequence[AttentionCase], device: torch.device | str) -> tuple[LogicalData, list[LogicalData]]:

@@ -61,8 +61,9 @@ class Record:
         return body
 
     @staticmethod
-    def from_json(body: Any, where: str = "the record") -> Record:
-        """Raises UsageError with one sentence that names `where`."""
+    def from_json(body: Any, where: str = "the record", known: AttentionCase | None = None) -> Record:
+        """Raises UsageError with one sentence that names `where`. `known`: the case that it is of, if that is told by
+        its id, is not read again."""
         if not isinstance(body, dict):
             raise UsageError(f"{where} is no JSON object; is this a file of records?")
         version = body.get("record_version")
@@ -70,7 +71,8 @@ class Record:
             raise UsageError(f"{where} has record_version {version!r}, this release reads {RECORD_VERSION}; run again.")
         try:
             values = {name: body[name] for name in FIELDS}
-            values["case"] = AttentionCase.from_json(body["case"])
+            is_known = known is not None and body["case_id"] == known.id
+            values["case"] = known if is_known else AttentionCase.from_json(body["case"])
             values["verdict"] = Verdict(body["verdict"])
             values["evidence"] = tuple(Evidence(**e) for e in body["evidence"])
             values["explanation"] = tuple(body["explanation"])

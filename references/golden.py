@@ -24,7 +24,8 @@ from references.tiles import Bucket, BucketIndex, bucket_indices, make_buckets
 from references.visibility import visible_interval, visible_mask
 from references.weights import weights
 
-CHUNK_SCORES = 1 << 25  # scores in flight: 256 MiB of fp64
+CHUNK_SCORES = 1 << 27  # scores in flight: 1 GiB of fp64, three such arrays
+BYTES_PER_SCORE = 1 << 10  # at most one score in flight for so many bytes that a GPU has
 SPLIT_KEYS = 1024  # of one product on a GPU: few rows times very many keys would keep few of its cores busy
 CPU_CHUNK_SCORES = 1 << 19  # on a CPU a chunk that stays in its caches is faster
 
@@ -45,7 +46,7 @@ def golden_attention(case: AttentionCase, data: LogicalData, *, moments: bool = 
     No value is read back from the device, so that its queue never runs dry.
     """
     device = data.q.device
-    most = CHUNK_SCORES if device.type != "cpu" else min(CHUNK_SCORES, CPU_CHUNK_SCORES)
+    most = _most_scores(device)
     first, last = visible_interval(case, query_rows(case, "cpu"))
     buckets = make_buckets(case, first, last, split_legs=moments, most_scores=most, device=device.type)
     indices, place = bucket_indices(case, buckets, first, last, device)
@@ -54,6 +55,12 @@ def golden_attention(case: AttentionCase, data: LogicalData, *, moments: bool = 
     vectors = [_joined(list(each), place) for each in zip(*(part.vectors for part in parts), strict=True)]
     rows = RowMoments(*scalars.unbind(-1)[1:], *vectors[1:]) if moments else None
     return GoldenOutput(vectors[0], scalars[..., 0], rows)
+
+
+def _most_scores(device: torch.device) -> int:
+    if device.type != "cuda":
+        return min(CHUNK_SCORES, CPU_CHUNK_SCORES)
+    return min(CHUNK_SCORES, torch.cuda.get_device_properties(device).total_memory // BYTES_PER_SCORE)
 
 
 def scores(case: AttentionCase, q: Tensor, k: Tensor) -> Tensor:

@@ -198,7 +198,8 @@ def run_cases(
     records = []
     for record in _examined(cases, adapter, device, options, exact_stages):
         start = time.perf_counter()
-        writer.write(Record.from_json(json.loads(json.dumps(record.to_json())), "a record of the bench"))
+        body = json.loads(json.dumps(record.to_json()))
+        writer.write(Record.from_json(body, "a record of the bench", record.case))
         record.seconds["record"] = time.perf_counter() - start
         records.append(record)
     return records

@@ -73,10 +73,22 @@ MIXES = {
     for mix in (
         Mix("short", "8 requests of up to 512 tokens, window 127", 8, 512, 128, window_left=127),
         Mix("serving", "32 requests, skewed, up to 8192 tokens", 32, 8192, 256, skew=4.0, window_left=1023),
+        Mix(
+            "serving-8b",
+            "serving with the heads of an 8B model: 32, 8 for kv, of 128",
+            32,
+            8192,
+            256,
+            skew=4.0,
+            window_left=1023,
+            num_qo_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+        ),
         Mix("long", "2 requests with a prefix of 131072 and 64 new rows", 2, 131072 + 64, 64, fixed_prefix=131072),
     )
 }
-DEFAULT_CASES = {"short": 64, "serving": 8, "long": 1}
+DEFAULT_CASES = {"short": 64, "serving": 8, "serving-8b": 4, "long": 1}
 
 
 def chosen_mixes(names: list[str]) -> list[Mix]:

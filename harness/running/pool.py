@@ -27,6 +27,7 @@ from harness.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 END: dict[str, Any] = {"end": True}
+WORKERS = "the worker's record"
 LAST_WORDS_LIMIT = 10.0  # seconds for a worker that closed its pipe to end
 EXPLAIN_LIMIT = 120.0  # seconds for an explanation; the verdict is there before it
 START_LIMIT = 300.0  # seconds for a worker to import its libraries and answer
@@ -162,13 +163,13 @@ class WorkerProcess:
             if reply is END:
                 return self._lost(lost, stage)
             if "judged" in reply:
-                judged, stage = Record.from_json(reply["judged"], "the worker's record"), "explain"
+                judged, stage = Record.from_json(reply["judged"], WORKERS, job.case), "explain"
             elif "stage" in reply:
                 stage = reply["stage"]
             elif "record" in reply:
                 if not reply["healthy"]:
                     self.renew()
-                return self._counted(Record.from_json(reply["record"], "the worker's record"))
+                return self._counted(Record.from_json(reply["record"], WORKERS, job.case))
             elif "usage_error" in reply:
                 raise UsageError(reply["usage_error"])
             else:
@@ -200,7 +201,8 @@ class WorkerProcess:
         reply: dict[str, Any] | None = {"stage": stage} if self._send(request) else END
         while reply is not None and ("stage" in reply or "settled" in reply):
             if "settled" in reply:
-                on_settled(reply["index"], Record.from_json(reply["settled"], "the worker's record"))
+                index = reply["index"]
+                on_settled(index, Record.from_json(reply["settled"], WORKERS, jobs[index].case))
             stage = reply.get("stage", stage)
             reply = self._next_reply(stage_limit(stage, options))
         if reply is not None and "usage_error" in reply:
@@ -208,7 +210,10 @@ class WorkerProcess:
         if reply is None or reply.get("records") is None:
             self.renew()
             return None
-        return [self._counted(Record.from_json(body, "the worker's record")) for body in reply["records"]]
+        return [
+            self._counted(Record.from_json(body, WORKERS, job.case))
+            for job, body in zip(jobs, reply["records"], strict=True)
+        ]
 
     def _in_words(self, options: RunOptions, adapter: str) -> dict[str, Any]:
         """The options to send. A fresh process does not know what the ones before it explained."""

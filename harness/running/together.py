@@ -89,7 +89,7 @@ def groups(
     cases: Sequence[AttentionCase], adapter: Adapter, options: RunOptions, device: torch.device
 ) -> Iterator[list[int]]:
     """Indices of `cases` that can be merged, each index in at most one group of two or more."""
-    kinds: dict[AttentionCase, list[int]] = {}
+    kinds: dict[tuple[object, ...], list[int]] = {}
     for index, case in enumerate(cases):
         if can_share(case, adapter, options, device):
             # Compared in one pass, so the level of poison, which decides nothing there, may differ.
