@@ -192,3 +192,42 @@ def test_what_has_no_script_says_why(finding: Finding, says: str, tmp_path: Path
     assert not (folder / "repro.py").exists()
     assert f"no repro.py: {NoRepro.__name__}" not in (folder / "explanation.txt").read_text()
     assert says in (folder / "explanation.txt").read_text()
+
+
+def test_a_library_on_pythonpath_is_found_and_this_project_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment may have its libraries there; without them every script would end before it shows anything."""
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    (libraries / "a_library.py").write_text("WRONG = 'rows are wrong'\n")
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), "", str(libraries)]))
+    script = tmp_path / "script.py"
+    script.write_text("import a_library\nprint(a_library.WRONG)\nraise SystemExit(1)\n")
+    record = finding_of("kernel").record
+    assert shows(script, record)
+    script.write_text(
+        "import sys\nprint('rows are wrong', sys.path)\nraise SystemExit(" + repr(str(root)) + " in sys.path)\n"
+    )
+    assert not shows(script, record)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.WRONG, Verdict.CRASH])
+def test_a_script_whose_library_is_not_there_shows_nothing_and_says_so(
+    verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash above all: an exit that is not clean, for want of the library, is not the crash that was seen."""
+    absent = replace(FAMILIES["flashinfer-paged-fa2"], imports="import math\nimport not_a_library as flashinfer, torch")
+    monkeypatch.setitem(FAMILIES, "flashinfer-paged-fa2", absent)
+    folder = write_finding(tmp_path, finding_of("flashinfer-paged-fa2", device="a GPU", verdict=verdict))
+    told = (folder / "explanation.txt").read_text()
+    assert "repro.py could not be run here: ModuleNotFoundError: No module named 'not_a_library'." in told
+
+
+def test_a_script_that_ends_in_an_exception_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(FAMILIES["torch-sdpa"], imports="raise RuntimeError('no kernel for this')")
+    monkeypatch.setitem(FAMILIES, "torch-sdpa", broken)
+    folder = write_finding(tmp_path, finding_of("torch-sdpa"))
+    told = (folder / "explanation.txt").read_text()
+    assert "does NOT show it: it ended with RuntimeError: no kernel for this." in told

@@ -30,6 +30,8 @@ WIDE = 112  # columns of the docstring
 SECONDS = 300.0  # a first call may compile
 HANG_SECONDS = 60.0  # of a script that is to hang
 EMULATED = "@emulated"
+ROOT = Path(__file__).resolve().parents[3]
+NOT_THERE = ("ModuleNotFoundError", "ImportError")
 
 
 class Halted(Exception):
@@ -126,22 +128,43 @@ def _docstring(finding: Finding) -> str:
     return "\n".join(textwrap.shorten(line, WIDE) for line in plain)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a run of a script came to.
+
+    shown: it gave what the finding says: wrong rows, or an end that is no clean exit
+    raised: the exception that ended it before it had an answer ("ModuleNotFoundError: ..."), or ""
+    """
+
+    shown: bool
+    raised: str = ""
+
+
 def shows(
     script: Path, record: Record, python: str = sys.executable, halted: Callable[[], bool] = lambda: False
 ) -> bool:
-    """True if running the script gives what the finding says: wrong rows, or an end that is no clean exit.
+    """True if running the script gives what the finding says. See try_script."""
+    return try_script(script, record, python, halted).shown
+
+
+def try_script(
+    script: Path, record: Record, python: str = sys.executable, halted: Callable[[], bool] = lambda: False
+) -> Trial:
+    """Run the script where this project cannot be imported from PYTHONPATH.
 
     Raises Halted, and ends the script, once `halted` is true.
     """
     limit = HANG_SECONDS if record.verdict is Verdict.TIMEOUT else SECONDS
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaint,
+    ):
         run = subprocess.Popen(
             [python, script.name],
             cwd=script.parent,
-            env=environment,
+            env=_environment(),
             stdout=said,
-            stderr=subprocess.DEVNULL,
+            stderr=complaint,
             start_new_session=True,  # Ctrl-C is for the session, which then ends it
         )
         try:
@@ -151,12 +174,30 @@ def shows(
                 os.killpg(run.pid, signal.SIGKILL)
             run.wait()
         said.seek(0)
-        wrong_rows = "rows are wrong" in said.read()
+        complaint.seek(0)
+        wrong_rows, raised = "rows are wrong" in said.read(), _raised(complaint.read())
     if code is None:
-        return record.verdict is Verdict.TIMEOUT
+        return Trial(record.verdict is Verdict.TIMEOUT)
     if record.verdict is Verdict.CRASH:
-        return code != 0 and not wrong_rows
-    return code == 1 and wrong_rows
+        name = raised.partition(":")[0]
+        missing = name in NOT_THERE and name not in record.reason  # the library is not there; it did not crash
+        return Trial(code != 0 and not wrong_rows and not missing, raised)
+    return Trial(code == 1 and wrong_rows, "" if wrong_rows else raised)
+
+
+def _environment() -> dict[str, str]:
+    """This process's, less this project's folder on PYTHONPATH; the libraries may be found through it."""
+    paths = [Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    others = os.pathsep.join(str(path) for path in paths if path != ROOT)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return environment | {"PYTHONPATH": others} if others else environment
+
+
+def _raised(complaint: str) -> str:
+    """The last line of a traceback, shortened; "" if there is none."""
+    if "Traceback (most recent call last)" not in complaint:
+        return ""
+    return textwrap.shorten(complaint.rstrip().rpartition("\n")[2].rstrip("."), WIDE)
 
 
 def _code_of(run: subprocess.Popen[bytes], until: float, halted: Callable[[], bool]) -> int | None:
@@ -204,10 +245,13 @@ def write_repro(
         for text in texts:
             trial.write_text(text, encoding="utf-8")
             try:
-                shown = shows(trial, finding.record, python, halted)
+                came_to = try_script(trial, finding.record, python, halted)
             except Halted:
                 return "repro.py was not run to its end: the session was interrupted."
-            if shown:
+            if came_to.shown:
                 script.write_text(text, encoding="utf-8")
                 return "repro.py was run and shows it."
-    return "repro.py was run and does NOT show it: the failure needs this project's own data or calls."
+            if came_to.raised.startswith(NOT_THERE):
+                return f"repro.py could not be run here: {came_to.raised}."
+    why = f"it ended with {came_to.raised}" if came_to.raised else "the failure needs this project's own data or calls"
+    return f"repro.py was run and does NOT show it: {why}."
