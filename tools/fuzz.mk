@@ -2,6 +2,7 @@
 #   STUDY='faults'   faults, several, clean, target or table
 STUDY     ?= table
 STUDY_OUT ?= reports/fuzz/study.jsonl
+# What docs/fuzzing.md shows is in reports/studies/fuzz.jsonl: `make fuzz-study STUDY_OUT=reports/studies/fuzz.jsonl`
 
 .PHONY: fuzz fuzz-study fuzz-studies
 
