@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cases import counter_hash
 from cases.ragged import Rows
+from references.certificates.running import running_sums
 
 _WORD = 64
 
@@ -77,9 +78,7 @@ def _phases(seed: int, streams: Sequence[str], rows: Rows, columns: int) -> Tens
 
 def _folded(steps: Tensor, phases: Tensor, bound: int) -> Tensor:
     """Codes int8 [streams, n, columns] of steps +-1 of that shape and phases [streams, columns]."""
-    walk = torch.empty((steps.shape[0], steps.shape[1] + 1, steps.shape[2]), dtype=torch.int32, device=steps.device)
-    walk[:, 0] = phases
-    torch.cumsum(steps, 1, dtype=torch.int32, out=walk[:, 1:])
-    walk[:, 1:] += phases[:, None]
+    walk = running_sums(steps, torch.int32)
+    walk += phases[:, None]
     folded = ((walk & (2 * bound - 1)).to(torch.int8) - bound).abs_()  # walk mod 2 * bound, a power of two
     return folded[:, 1:] - folded[:, :-1]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cases.ragged import indptr, query_rows
 from cases.schema import AttentionCase
+from references.certificates.running import running_sums
 from references.visibility import visible_interval
 
 MOST_TERMS = 1 << 24  # summed up at a time: 64 MiB of running sums
@@ -71,6 +72,5 @@ def _difference(values: Tensor, begin: Tensor, end: Tensor) -> Tensor:
     """Sums of values[begin:end], from one running sum over all packed keys."""
     # |value| < 2^7 in int8: below 2^24 keys the running sum fits 32 bits, at half the memory.
     dtype = torch.int32 if values.dtype is torch.int8 and values.shape[0] < 1 << 24 else torch.int64
-    running = torch.zeros((values.shape[0] + 1, *values.shape[1:]), dtype=dtype, device=values.device)
-    torch.cumsum(values, 0, dtype=dtype, out=running[1:])
-    return (running[end] - running[begin]).long()
+    running = running_sums(values.flatten(1)[None], dtype)[0]
+    return (running[end] - running[begin]).long().view(-1, *values.shape[1:])
