@@ -59,6 +59,11 @@ def _size(golden: GoldenOutput) -> int:
 _by_device: dict[str, KeptGolden] = {}
 
 
+def forget() -> None:
+    """Keep nothing of what was: what is measured next must not be helped by it."""
+    _by_device.clear()
+
+
 def golden_of(case: AttentionCase, data: LogicalData, *, sinks: bool = True) -> GoldenOutput:
     """Golden of a case on its own data (not on a certificate's), out of what this process keeps."""
     device = data.q.device

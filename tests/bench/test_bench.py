@@ -106,6 +106,24 @@ def test_a_slow_stage_shows_in_its_own_share(monkeypatch: pytest.MonkeyPatch, tm
     assert max(stages, key=lambda name: stages[name]) == "golden"
 
 
+def test_what_an_adapter_before_left_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Mix("short", "one case a group", 1, 48, 8)
+    computed = []
+
+    def counted(case: Any, *arguments: Any, **options: Any) -> Any:
+        computed.append(case.id)
+        return golden_attention(case, *arguments, **options)
+
+    monkeypatch.setattr("harness.judging.kept.golden_attention", counted)
+    monkeypatch.setitem(MIXES, "short", alone)
+    counts = []
+    for name in (ADAPTER, "flash-attn-3@emulated"):
+        computed.clear()
+        measure(alone, load_adapter(name), CPU, cases=1, runs=2, loops=False)
+        counts.append(len(computed))
+    assert counts[0] == counts[1] > 2
+
+
 def test_wrong_answers_are_no_speed() -> None:
     class Wrong:
         def __init__(self) -> None:
