@@ -42,9 +42,9 @@ def fill_pool(
     cached = owned & (position < tl.load(prefix + request, mask=owned, other=0))
     key = (tl.load(start + request, mask=owned, other=0) + position).to(tl.int64)
     value = tl.load(rows + key[:, None] * width + column[None, :], mask=cached[:, None] & is_column[None, :], other=0.0)
-    if KIND == 0:
-        stale = tl.full((SLOTS, COLUMNS), outside, tl.float32)
-    else:
+    stale = tl.full((SLOTS, COLUMNS), outside, tl.float32)
+    # Most blocks hold cached keys alone, and a hash takes longer than they do.
+    if KIND != 0 and tl.max((owned & (cached == 0)).to(tl.int32), 0) > 0:
         hashed = key_of(request.to(tl.uint64), position.to(tl.uint64), stream)[:, None]
         at = column.to(tl.int64)[None, :]
         stale = normal_of(hashed, at) if KIND == 1 else sign_of(hashed, at) * poison_v
