@@ -39,7 +39,7 @@ ROWS: tuple[Row, ...] = (
     _row("A10", "sglang PR #24617", "window-pages-untranslated"),
     _row("A11", "sglang PR #16267", "window-page-taken-for-token"),
     _row("A12", "sglang PR #26531, PR #38756", "window-ignored"),
-    _row("A14", "flashinfer #4972, PR #4992", "bidirectional-window-span-short"),
+    _row("A14", "flashinfer #4972, PR #4992", "bidirectional-window-span-short", "bidirectional-window-chunks-short"),
     _row("A15", "flashinfer #3578, PR #3682", "window-hangs-fp8-past-tile"),
     _row("A17", "flashinfer PR #2062", "decode-window-edge-tile-unmasked"),
     _row("A19", "flashinfer PR #673", "window-below-tile-hangs"),

@@ -16,6 +16,7 @@ from harness.faults.catalogue import (
     race,
     scale,
     shape,
+    span_estimate,
     split_merge,
     staleness,
     window,
@@ -42,6 +43,7 @@ def _seeds() -> tuple[Fault, ...]:
 CATALOGUE: tuple[Fault, ...] = (
     *_seeds(),
     *window.FAULTS,
+    *span_estimate.FAULTS,
     *extent.FAULTS,
     *staleness.FAULTS,
     *empty_rows.FAULTS,

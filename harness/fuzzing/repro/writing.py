@@ -253,5 +253,5 @@ def write_repro(
                 return "repro.py was run and shows it."
             if came_to.raised.startswith(NOT_THERE):
                 return f"repro.py could not be run here: {came_to.raised}."
-    why = f"it ended with {came_to.raised}" if came_to.raised else "the failure needs this project's own data or calls"
-    return f"repro.py was run and does NOT show it: {why}."
+    because = f"it ended with {came_to.raised}" if came_to.raised else "the failure needs this project's data or calls"
+    return f"repro.py was run and does NOT show it: {because}."
