@@ -6,6 +6,7 @@ from cases.batch import AttentionBatch
 from cases.schema import AttentionCase
 from harness.adapters.protocol import AttentionOutput, LseBase
 from harness.judging.compare import check_shape, natural_lse
+from harness.judging.residuals import remark
 from harness.verdict import Evidence
 from references.certificates import RECIPES, CertificateData, KernelTraits, applicable
 
@@ -51,4 +52,5 @@ def judge_certificate(
     if result.passed and result.judged == 0:
         reason = "what right kernels round reaches the next integer here; only the weight was judged"
         return Evidence(f"certificate/{name}", None if lse is None else True, result.measure(), reason)
-    return Evidence(f"certificate/{name}", result.passed, result.measure(), result.message)
+    message = remark(result.s_max, traits) if result.passed and not result.message else result.message
+    return Evidence(f"certificate/{name}", result.passed, result.measure(), message)

@@ -16,7 +16,6 @@ from references.certificates.exact import Intervals, Sums, interval_sums, packed
 from references.traits import KernelTraits
 
 THRESHOLD = 0.5  # another integer is nearer
-UNIFORM = 0.1  # above it, weights that should be equal are not quite: reported, no failure
 MIN_HEAD_DIM = 32  # columns; below it, too few code words tell wrong sets of keys apart
 
 
@@ -79,11 +78,6 @@ class CertificateResult:
     wrong_rows: Tensor
     message: str
     first: tuple[int, int, int] | None = None
-
-    @property
-    def uniform(self) -> bool:
-        """False if some weight that should be equal was not quite, though no integer changed."""
-        return self.s_max < UNIFORM
 
     def measure(self) -> dict[str, Any]:
         """Plain JSON values for a record; what is infinite or NaN, which JSON has no number for, is None."""
