@@ -96,6 +96,15 @@ class EmulatedFlashInfer:
             by_token[slots // page_size, slots % page_size] = rows
 
 
+def _query_tile(state: PlanState, head_dim_vo: int) -> int:
+    """Packed rows of a query tile of fa2, from the mean of the batch (utils.cuh, FA2DetermineCtaTileQ; sm_80 on)."""
+    requests = max(1, len(state.qo_indptr) - 1)
+    mean = state.qo_indptr[-1] * (state.num_qo_heads // state.num_kv_heads) // requests
+    if mean > 64 and head_dim_vo < 256:
+        return 128
+    return 64 if mean > 16 else 16
+
+
 class _Wrapper:
     """What the two wrappers share: the module flags, the launch, the mask."""
 
@@ -129,7 +138,7 @@ class _Wrapper:
             raise EmulatedCudaError("fa3: operation not supported (custom mask)")
         return self._state
 
-    def _launch(self, state: PlanState) -> Launch:
+    def _launch(self, state: PlanState, head_dim_vo: int) -> Launch:
         sentinel = self._library.empty_rows_are_sentinel
         run_window = state.window_left if state.window_left >= 0 else None
         longest = max((length for length in state.kv_lens), default=0)
@@ -147,6 +156,7 @@ class _Wrapper:
                 0 if state.causal and not custom else -1,
             ),
             tile_start_left=run_window if self._backend == "fa2" and not state.use_window else None,
+            query_tile=_query_tile(state, head_dim_vo),
             num_splits=max(1, splits),
             mask_fill=self._masked_score(state) if sentinel else -torch.inf,
             sum_rounded=self._backend == "fa2",
@@ -180,7 +190,7 @@ class _Wrapper:
             out = q.new_empty(shape)
         elif out.shape != shape or out.dtype != q.dtype:
             raise ValueError(f"out is {tuple(out.shape)} {out.dtype}; expected {shape} {q.dtype}.")
-        launch, hooks = self._launch(state), self._library.hooks
+        launch, hooks = self._launch(state, head_dim_vo), self._library.hooks
         natural = torch.full(shape[:2], torch.nan, dtype=torch.float32, device=q.device)
         rows = list(itertools.pairwise(state.qo_indptr))
         mask = self._mask_reader(launch, state)

@@ -43,6 +43,7 @@ class Launch:
     window:     (left, right) as the element mask applies it; -1 is unlimited; causal is right = 0
     tile_start_left: left bound of the first kv tile only (FlashInfer fa2 with a window given at run
                 and not at plan), or None
+    query_tile: packed rows (rows times heads of a group) of a query tile, which share that first tile
     soft_cap:   0.0 is off
     num_splits: kv splits asked for; each split's partial state is fp32, then combined
     mask_fill:  score of a masked key, natural units (-inf, or FlashInfer's finite sentinel)
@@ -59,6 +60,7 @@ class Launch:
     soft_cap: float = 0.0
     window: tuple[int, int] = (-1, -1)
     tile_start_left: int | None = None
+    query_tile: int = 128
     num_splits: int = 1
     mask_fill: float = -torch.inf
     empty_lse: float = -torch.inf

@@ -130,12 +130,12 @@ def _request(
 def _tile_starts(launch: Launch, length: int, qo_len: int, rows: Tensor) -> Tensor:
     """First key of the first kv tile of each row's query tile, for a window that only moves tiles.
 
-    FlashInfer fa2 packs the heads of a group into its query tile of up to 128 packed rows.
+    FlashInfer fa2 packs the heads of a group into its query tile, and starts reading at the left bound of
+    the tile's first row, to the key (prefill.cuh, `kv_start_idx`).
     """
     assert launch.tile_start_left is not None
-    tile_rows = max(1, 128 // launch.group_size)
-    first_row = rows // tile_rows * tile_rows
-    return ((first_row + length - qo_len - launch.tile_start_left).clamp(min=0) // 64) * 64
+    first_row = rows * launch.group_size // launch.query_tile * launch.query_tile // launch.group_size
+    return (first_row + length - qo_len - launch.tile_start_left).clamp(min=0)
 
 
 def _split_bounds(low: int, high: int, num_splits: int) -> list[tuple[int, int]]:

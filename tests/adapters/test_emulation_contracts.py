@@ -24,9 +24,9 @@ def worst(case, adapter, change=lambda plan: plan):
     return (output.out.double() - golden).abs().nan_to_num(torch.inf).max().item()
 
 
-@pytest.mark.parametrize(("extend", "right"), [(5, True), (32, True), (200, False)])
+@pytest.mark.parametrize(("extend", "right"), [(5, True), (32, True), (33, True), (34, False), (200, False)])
 def test_a_window_given_only_at_run_is_ignored_by_the_mask(extend, right):
-    """Rows further than L from the first new key see too much; fa2 only moves the first tile."""
+    """A row further than L from the first key of its query tile of 32 rows sees too much: row 32 begins a tile."""
     adapter = FlashInferSwaMerge(EmulatedFlashInfer())
     case = AttentionCase(requests=[(0, extend)], window_left=31)
 
