@@ -110,10 +110,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def missing() -> tuple[str, ...]:
     """The packages of STAND_INS that are not installed, so that a stand-in is used (or would be)."""
-    return tuple(name for name in STAND_INS if not _is_real(name))
+    return tuple(name for name in STAND_INS if not is_real(name))
 
 
-def _is_real(name: str) -> bool:
+def is_real(name: str) -> bool:
+    """Whether a package can be imported that is no stand-in."""
     if isinstance(sys.modules.get(name), StandIn):
         return False
     try:

@@ -7,10 +7,9 @@ write `reshape_and_cache_flash` becomes a plain indexed store (runtime.py) where
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
-from harness.adapters.sglang.standins import Finder, StandIn
+from harness.adapters.sglang.standins import Finder, StandIn, is_real
 
 STAND_INS = {
     "cbor2": "hashing of configurations",
@@ -21,17 +20,7 @@ COMPILED = ("vllm._C", "vllm._C_stable_libtorch")
 
 def missing() -> tuple[str, ...]:
     """The packages of STAND_INS that are not installed, so that a stand-in is used (or would be)."""
-    return tuple(name for name in STAND_INS if not _is_real(name))
-
-
-def _is_real(name: str) -> bool:
-    if isinstance(sys.modules.get(name), StandIn):
-        return False
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and not isinstance(spec.loader, Finder)
+    return tuple(name for name in STAND_INS if not is_real(name))
 
 
 def install(compiled: tuple[str, ...] = ()) -> tuple[str, ...]:
