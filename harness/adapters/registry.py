@@ -186,7 +186,7 @@ def _sglang() -> list[Entry]:
 
 # -- vLLM's backends -----------------------------------------------------------------------------
 def _vllm() -> list[Entry]:
-    from harness.adapters.vllm import vllm_entries
+    from harness.adapters.vllm import Emulations, vllm_entries
 
     def factory(make: Callable[[], Any]) -> Callable[[Hooks | None], Any]:
         def build(hooks: Hooks | None) -> Any:
@@ -195,8 +195,8 @@ def _vllm() -> list[Entry]:
 
         return build
 
-    emulated = lambda: EmulatedFlashAttention("fa3")  # noqa: E731
-    listed = vllm_entries(has_gpu=bool(gpu_ids()), emulated_flash_attention_3=emulated)
+    emulations = Emulations(lambda: EmulatedFlashAttention("fa3"), EmulatedFlashInfer)
+    listed = vllm_entries(has_gpu=bool(gpu_ids()), emulations=emulations)
     return [Entry(e.name, factory(e.make), e.why_not, e.emulated) for e in listed]
 
 

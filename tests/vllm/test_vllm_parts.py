@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from cases.schema import AttentionCase, Request
-from harness.adapters.vllm import adapter, entries, standins, tree
+from harness.adapters.vllm import Emulations, adapter, caches, entries, standins, tree
+from harness.adapters.vllm.flash_attn_shim import FlashAttnShim
 from harness.adapters.vllm.report import vllm_report
-from harness.adapters.vllm.runtime import FlashAttnShim, store_with_index_put
+from harness.adapters.vllm.runtime import store_with_index_put
 
 
 def make_tree(root, version="0.22.0"):
@@ -62,15 +63,21 @@ def test_doctor_names_what_stands_in(tmp_path, use, monkeypatch):
 
 def test_only_the_real_names_need_a_gpu_and_a_kernel(tmp_path, use):
     use(make_tree(tmp_path))
-    without = {e.name: e for e in entries.vllm_entries(has_gpu=False, emulated_flash_attention_3=lambda: None)}
-    assert without["vllm-flash-attn"].why_not == "no CUDA GPU here (without one: vllm-flash-attn@emulated)"
-    assert without["vllm-flash-attn@emulated"].why_not is None
-    on_gpu = {e.name: e for e in entries.vllm_entries(has_gpu=True, emulated_flash_attention_3=lambda: None)}
+    emulations = Emulations(lambda: None, lambda: None)
+
+    def listed(has_gpu):
+        return {e.name: e for e in entries.vllm_entries(has_gpu=has_gpu, emulations=emulations)}
+
+    without = listed(False)
+    for name in ("vllm-flash-attn", "vllm-flashinfer"):
+        assert without[name].why_not == f"no CUDA GPU here (without one: {name}@emulated)"
+        assert without[f"{name}@emulated"].why_not is None
+    on_gpu = listed(True)
     assert on_gpu["vllm-flash-attn"].why_not == "the vLLM tree has no FlashAttention 3 extension"
     kernels = tmp_path / "vllm" / "vllm_flash_attn"
     kernels.mkdir()
     (kernels / "_vllm_fa3_C.abi3.so").touch()
-    on_gpu = {e.name: e for e in entries.vllm_entries(has_gpu=True, emulated_flash_attention_3=lambda: None)}
+    on_gpu = listed(True)
     assert on_gpu["vllm-flash-attn"].why_not is None
     assert on_gpu["vllm-flash-attn@fa2"].why_not == "the vLLM tree has no FlashAttention 2 extension"
     assert "real kernels" in on_gpu["vllm-flash-attn@emulated"].why_not
@@ -155,12 +162,12 @@ def case(*requests, **fields):
 
 
 def test_pages_are_those_of_vllm():
-    assert adapter.CAPABILITIES.unsupported(case((3, 2))) is None
-    assert "16" in (adapter.CAPABILITIES.unsupported(case((3, 2)).replace(page_size=8)) or "")
+    assert adapter.FLASH_ATTENTION.unsupported(case((3, 2))) is None
+    assert "16" in (adapter.FLASH_ATTENTION.unsupported(case((3, 2)).replace(page_size=8)) or "")
 
 
 def test_the_cache_is_halved_along_its_first_dimension_alone():
-    cache = adapter.PairedCache(torch.zeros(1), torch.ones(1))
+    cache = caches.PairedCache(torch.zeros(1), torch.ones(1))
     assert cache.unbind(0)[1].equal(torch.ones(1))
     with pytest.raises(RuntimeError, match="dimension 0"):
         cache.unbind(1)

@@ -1,4 +1,4 @@
-"""vLLM's FlashAttention backend on this machine's CPU, over emulated kernels: `make vllm`, then `make test-vllm`.
+"""vLLM's backends on this machine's CPU, over emulated kernels: `make vllm`, then `make test-vllm`.
 
 The release lies in .vllm/0.22.0 with its own interpreter; without it these tests are skipped.
 """
@@ -32,6 +32,23 @@ CASES = {
     "decode": AttentionCase(requests=(Request(77, 1), Request(5, 1)), mode=Mode.DECODE, page_size=16),
     "graph of more rows": DRAFT.replace(execution=CAPTURED),
 }
+MIXED = AttentionCase(requests=(Request(40, 50), Request(100, 1), Request(0, 1), Request(17, 1)), page_size=16)
+DECODE = AttentionCase(requests=(Request(77, 1), Request(31, 1)), mode=Mode.DECODE, page_size=16)
+OF_FLASHINFER = {
+    "prefills": WINDOW,
+    "decodes among prefills": MIXED.replace(window_left=31),
+    "softcap": MIXED.replace(logits_soft_cap=5.0),
+    "HND": MIXED.replace(kv_layout="HND", page_size=64),
+    "draft": DRAFT,
+    "verify": DRAFT.replace(mode=Mode.TARGET_VERIFY),
+    "decodes": DECODE,
+    "graph of longer requests": DECODE.replace(
+        execution=Execution(capture_requests=(Request(700, 1), Request(90, 1))), window_left=20
+    ),
+    "graph of shorter requests": DECODE.replace(
+        execution=Execution(capture_requests=(Request(1, 1), Request(2, 1))), kv_layout="HND"
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +64,13 @@ def test_vllm_is_right(worker, name):
     assert record.verdict is Verdict.PASS, record.reason
     assert record.max_abs_diff < 0.02
     assert record.versions["vllm"] == "0.22.0"
+
+
+@pytest.mark.parametrize("name", sorted(OF_FLASHINFER))
+def test_its_flashinfer_backend_is_right(worker, name):
+    record = worker.examine(Job(OF_FLASHINFER[name], "vllm-flashinfer@emulated"), RunOptions(rerun=False))
+    assert record.verdict is Verdict.PASS, record.reason
+    assert record.max_abs_diff < 0.02
 
 
 def test_a_page_size_that_vllm_refuses_is_not_driven(worker):

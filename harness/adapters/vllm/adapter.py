@@ -1,9 +1,10 @@
-"""vLLM's FlashAttention backend as an adapter: its metadata builder, its cache update, its forward.
+"""vLLM's attention backends as adapters: a metadata builder, the cache update, the forward.
 
-| adapter                    | kernels                          | what is real without a GPU                    |
-|----------------------------|----------------------------------|-----------------------------------------------|
-| vllm-flash-attn            | vLLM's FlashAttention 3 (Hopper) | builder and layer; FlashAttention is emulated |
-| vllm-flash-attn@fa2        | vLLM's FlashAttention 2          | not driven                                    |
+| adapter                    | kernels                          | what is real without a GPU                       |
+|----------------------------|----------------------------------|--------------------------------------------------|
+| vllm-flash-attn            | vLLM's FlashAttention 3 (Hopper) | builder and layer; FlashAttention is emulated    |
+| vllm-flash-attn@fa2        | vLLM's FlashAttention 2          | not driven                                       |
+| vllm-flashinfer            | the installed FlashInfer         | builder and layer; the two wrappers are emulated |
 
 What vLLM's runner passes (v1/worker/gpu_model_runner.py, 0.22): `seq_lens` counts the new tokens in every
 mode; a speculative verification is an ordinary batch of 1 + k rows a request; a drafter's first pass builds
@@ -13,23 +14,22 @@ with `build_for_drafting` (v1/spec_decode/eagle.py), which turns ahead-of-time s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from cases.batch import AttentionBatch
 from cases.schema import AttentionCase, KvLayout, Mode, Poison
 from harness.adapters.capabilities import Capabilities
-from harness.adapters.flash_attention import FlashAttentionLibrary
 from harness.adapters.protocol import PROTOCOL_VERSION, AttentionOutput, EmptyRow, LseBase
-from harness.adapters.vllm import graphs
-from harness.adapters.vllm.runtime import Runtime, runtime
+from harness.adapters.vllm import caches, graphs
+from harness.adapters.vllm.order import Order, order_for
+from harness.adapters.vllm.runtime import FLASH_ATTN, Emulations, Runtime, runtime
 from harness.adapters.vllm.setup import Parts, Setup, make_parts, setup_for
 
 KEPT_BUILDERS = 8  # kept between cases, each with its graph buffers, as a server keeps them
+FLASHINFER_PAGES = (16, 32, 64)  # FlashInferBackend.get_supported_kernel_block_sizes
 
 
 def no_split_count(case: AttentionCase) -> str | None:
@@ -44,8 +44,21 @@ def sink_heads(case: AttentionCase) -> str | None:
     return "sinks are taken for up to 64 query heads" if case.sinks and case.num_qo_heads > 64 else None
 
 
-CAPABILITIES = Capabilities(
-    modes=(Mode.EXTEND, Mode.DECODE, Mode.DRAFT_EXTEND_V2, Mode.TARGET_VERIFY),
+def flashinfer_pages(case: AttentionCase) -> str | None:
+    return None if case.page_size in FLASHINFER_PAGES else "vLLM gives FlashInfer pages of 16, 32 or 64 tokens alone"
+
+
+def single_token_graph(case: AttentionCase) -> str | None:
+    """FlashInferMetadataBuilder.get_cudagraph_support: UNIFORM_SINGLE_TOKEN_DECODE without TRT-LLM's kernels."""
+    rows = {r.extend_len for r in (*(case.execution.capture_requests or ()), *case.requests)}
+    if case.execution.uses_graph and rows != {1}:
+        return "vLLM captures FlashInfer for batches of one new token a request alone (but on Blackwell)"
+    return None
+
+
+MODES = (Mode.EXTEND, Mode.DECODE, Mode.DRAFT_EXTEND_V2, Mode.TARGET_VERIFY)
+FLASH_ATTENTION = Capabilities(
+    modes=MODES,
     dtypes=("bfloat16", "float16"),
     sinks=True,
     graph=True,
@@ -54,87 +67,94 @@ CAPABILITIES = Capabilities(
     kv_layouts=(KvLayout.NHD, KvLayout.HND),
     rules=(no_split_count, clean_workspace, sink_heads),
 )
-
-
-class PairedCache:
-    """vLLM's kv_cache tensor [2, pages, page_size, heads, dim], of which backends take `unbind(0)` alone.
-
-    The two halves are the batch's own pools, so nothing is copied.
-    """
-
-    def __init__(self, key_cache: Tensor, value_cache: Tensor) -> None:
-        self._halves = (key_cache, value_cache)
-
-    def unbind(self, dim: int) -> tuple[Tensor, Tensor]:
-        if dim != 0:
-            raise RuntimeError(f"kv_cache.unbind({dim}): the halves are along dimension 0")
-        return self._halves
+FLASHINFER_CAPABILITIES = Capabilities(
+    modes=MODES,
+    dtypes=("bfloat16", "float16"),
+    sinks=False,  # FlashInferBackend.supports_sink: on Blackwell alone
+    graph=True,
+    head_dims=(64, 128, 256),  # get_supported_head_sizes has 512 too, which is past what cases hold
+    empty_extends=False,
+    kv_layouts=(KvLayout.NHD, KvLayout.HND),
+    rules=(flashinfer_pages, no_split_count, clean_workspace, single_token_graph),
+)
 
 
 @dataclass(slots=True)
 class VllmPlan:
-    """vLLM's metadata for a batch; with a graph, the capture."""
+    """vLLM's metadata for a batch, and the order of its requests; with a graph, the capture."""
 
     parts: Parts
     metadata: Any
-    cache: PairedCache
+    cache: Any
+    order: Order
     captured: graphs.Captured | None
 
 
-class VllmFlashAttentionAdapter:
-    """The members of harness/adapters/protocol.py for vLLM's FlashAttention backend."""
+class VllmAdapter:
+    """The members of harness/adapters/protocol.py for one of vLLM's backends."""
 
     protocol_version = PROTOCOL_VERSION
     lse_base = LseBase.NATURAL  # never returned: forward gives the output alone
     lse_includes_sink = True
     empty_row = EmptyRow.UNSPECIFIED
     poison = Poison.FINITE
-    packages: tuple[str, ...] = ("vllm",)
 
     def __init__(
         self,
         name: str,
-        emulated: Callable[[], FlashAttentionLibrary] | None,
+        backend: str,
+        emulations: Emulations | None,
+        capabilities: Capabilities,
+        *,
         flash_attn_version: int | None = None,
-        capabilities: Capabilities = CAPABILITIES,
+        packages: tuple[str, ...] = (),
+        traits: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.capabilities = capabilities
-        self.devices = ("cuda",) if emulated is None else ("cpu",)
-        self._emulated = emulated
+        self.devices = ("cuda",) if emulations is None else ("cpu",)
+        self.packages = ("vllm", *packages)
+        for member, value in (traits or {}).items():  # how its kernels round (protocol.py, ADAPTER_DEFAULTS)
+            setattr(self, member, value)
+        self._backend = backend
+        self._emulations = emulations
         self._version = flash_attn_version
         self._parts: OrderedDict[Setup, Parts] = OrderedDict()
 
     def plan(self, batch: AttentionBatch) -> VllmPlan:
         case, vllm = batch.case, self._runtime()
-        setup = setup_for(batch, self._version)
+        setup = setup_for(batch, self._backend, self._version)
         with vllm.surroundings():
             parts = self._parts_of(setup)
+            use_layout(setup)
             # bf16, as models/gpt_oss.py keeps them and FlashAttention 3 takes them
             parts.impl.sinks = None if batch.data.sinks is None else batch.data.sinks.to(torch.bfloat16)
-            cache = PairedCache(_by_token(batch.k_pool, case), _by_token(batch.v_pool, case))
+            cache = caches.paired(batch) if self._backend == FLASH_ATTN else caches.interleaved(batch)
+            order = order_for(case.requests, case.mode, parts.builder.reorder_batch_threshold, batch.device)
             if case.execution.uses_graph:
                 captured = graphs.capture(setup, parts, cache, batch)
                 batch.reset()  # capture wrote its padding rows; the batch's own slots are stale again
-                metadata = graphs.load(parts, captured, batch)
-                return VllmPlan(parts, metadata, cache, captured)
-            metadata = graphs.build(parts.builder, case.mode, graphs.common_metadata(batch))
-        return VllmPlan(parts, metadata, cache, None)
+                metadata = graphs.load(parts, captured, batch, order)
+                return VllmPlan(parts, metadata, cache, order, captured)
+            metadata = graphs.build(parts.builder, case.mode, graphs.common_metadata(batch, order))
+        return VllmPlan(parts, metadata, cache, order, None)
 
     def run(self, plan: VllmPlan, batch: AttentionBatch) -> AttentionOutput:
+        order = plan.order
         with self._runtime().surroundings():
+            use_layout(plan.parts.setup)
             if plan.captured is not None:
                 plan.captured.out.fill_(torch.nan)  # what the replay does not write must not look right
                 plan.captured.replay()
-                return AttentionOutput(plan.captured.out[: batch.case.total_q].clone())
+                return AttentionOutput(order.undone(plan.captured.out[: batch.case.total_q].clone()))
             out = batch.empty_output()
-            slots = plan.metadata.slot_mapping
-            graphs.forward(plan.parts, plan.metadata, plan.cache, batch.q, batch.k_new, batch.v_new, slots, out)
-        return AttentionOutput(out)
+            q, k, v = (order.of_rows(rows) for rows in (batch.q, batch.k_new, batch.v_new))
+            graphs.forward(plan.parts, plan.metadata, plan.cache, q, k, v, plan.metadata.slot_mapping, out)
+        return AttentionOutput(order.undone(out))
 
     # -- inside --------------------------------------------------------------------------------
     def _runtime(self) -> Runtime:
-        return runtime(self._emulated)
+        return runtime(self._emulations)
 
     def _parts_of(self, setup: Setup) -> Parts:
         if setup in self._parts:
@@ -142,10 +162,12 @@ class VllmFlashAttentionAdapter:
             return self._parts[setup]
         while len(self._parts) >= KEPT_BUILDERS:
             self._parts.popitem(last=False)
-        self._parts[setup] = make_parts(setup)
+        self._parts[setup] = make_parts(setup, self._runtime().backend(self._backend))
         return self._parts[setup]
 
 
-def _by_token(pool: Tensor, case: AttentionCase) -> Tensor:
-    """[pages, page_size, heads, dim]; an HND cache is a strided view (get_kv_cache_stride_order)."""
-    return pool if case.kv_layout is KvLayout.NHD else pool.transpose(1, 2)
+def use_layout(setup: Setup) -> None:
+    """VLLM_KV_CACHE_LAYOUT, which a server sets once; here it may change from case to case."""
+    from vllm.v1.attention.backends.utils import set_kv_cache_layout
+
+    set_kv_cache_layout(setup.kv_layout)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cases.batch import AttentionBatch
 from cases.schema import Mode, Request
+from harness.adapters.vllm.order import Order
 from harness.adapters.vllm.setup import Parts, Setup
 
 PAD_SLOT = -1  # v1/attention/backends/utils.py, PAD_SLOT_ID
@@ -46,18 +47,19 @@ class Captured:
     replay: Callable[[], None]
 
 
-def common_metadata(batch: AttentionBatch) -> Any:
+def common_metadata(batch: AttentionBatch, order: Order) -> Any:
     """CommonAttentionMetadata of an eager step, as GPUModelRunner._build_attention_metadata fills it."""
     case = batch.case
-    starts = _starts([r.extend_len for r in case.requests])
+    requests = order.of_requests(case.requests)
+    starts = _starts([r.extend_len for r in requests])
     return _common(
         query_start_loc=torch.tensor(starts, dtype=torch.int32, device=batch.device),
-        seq_lens=torch.tensor([r.kv_len for r in case.requests], dtype=torch.int32, device=batch.device),
-        requests=case.requests,
+        seq_lens=torch.tensor([r.kv_len for r in requests], dtype=torch.int32, device=batch.device),
+        requests=requests,
         max_query_len=case.max_extend_len,
         max_seq_len=case.max_kv_len,
-        block_table=batch.page_table,
-        slots=batch.new_slots,
+        block_table=order.of_table(batch.page_table),
+        slots=order.of_rows(batch.new_slots),
     )
 
 
@@ -117,25 +119,26 @@ def capture(setup: Setup, parts: Parts, cache: Any, batch: AttentionBatch) -> Ca
     return Captured(buffers, out, longest, setup.max_model_len, replay)
 
 
-def load(parts: Parts, captured: Captured, batch: AttentionBatch) -> Any:
+def load(parts: Parts, captured: Captured, batch: AttentionBatch, order: Order) -> Any:
     """Copy a batch into the graph's buffers and let the builder renew its own, as before a replay."""
     case, buffers, tokens = batch.case, captured.buffers, batch.case.total_q
     count = case.num_requests
     for buffer, rows in ((buffers.q, batch.q), (buffers.k, batch.k_new), (buffers.v, batch.v_new)):
-        buffer[:tokens].copy_(rows)
+        buffer[:tokens].copy_(order.of_rows(rows))
     buffers.slots.fill_(PAD_SLOT)
-    buffers.slots[:tokens].copy_(batch.new_slots)
-    starts = _starts([r.extend_len for r in case.requests])
+    buffers.slots[:tokens].copy_(order.of_rows(batch.new_slots))
+    requests = order.of_requests(case.requests)
+    starts = _starts([r.extend_len for r in requests])
     buffers.query_start_loc[: count + 1].copy_(torch.tensor(starts, device=batch.device))
     buffers.query_start_loc[count + 1 :].fill_(tokens)
     buffers.seq_lens.zero_()
-    buffers.seq_lens[:count].copy_(torch.tensor([r.kv_len for r in case.requests], device=batch.device))
-    buffers.block_table[:count, : batch.page_table.shape[1]].copy_(batch.page_table)
+    buffers.seq_lens[:count].copy_(torch.tensor([r.kv_len for r in requests], device=batch.device))
+    buffers.block_table[:count, : batch.page_table.shape[1]].copy_(order.of_table(batch.page_table))
     padding = [Request(0, 0)] * (buffers.seq_lens.shape[0] - count)
     common = _common(
         query_start_loc=buffers.query_start_loc,
         seq_lens=buffers.seq_lens,
-        requests=(*case.requests, *padding),
+        requests=(*requests, *padding),
         max_query_len=captured.max_query_len,
         max_seq_len=captured.max_seq_len,
         block_table=buffers.block_table,
@@ -162,6 +165,7 @@ def _common(
         query_start_loc_cpu=torch.tensor(_starts([r.extend_len for r in requests]), dtype=torch.int32),
         seq_lens=seq_lens,
         seq_lens_cpu_upper_bound=lengths,
+        _seq_lens_cpu=lengths,
         num_reqs=len(requests),
         num_actual_tokens=int(slots.shape[0]),
         max_query_len=max_query_len,

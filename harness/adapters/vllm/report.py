@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.adapters.vllm import standins
-from harness.adapters.vllm.entries import NAME, found_tree
+from harness.adapters.vllm.entries import FLASHINFER_NAME, NAME, found_tree
 
 
 def vllm_report(*, has_gpu: bool) -> list[str]:
@@ -11,7 +11,10 @@ def vllm_report(*, has_gpu: bool) -> list[str]:
     tree, why_not = found_tree()
     if tree is None:
         return [f"{why_not}."]
-    said = [f"vLLM {tree.version} in {tree.root}; its FlashAttention backend runs as {NAME}."]
+    said = [
+        f"vLLM {tree.version} in {tree.root}; its FlashAttention backend runs as {NAME}, "
+        f"its FlashInfer backend as {FLASHINFER_NAME}."
+    ]
     missing = standins.missing()
     if missing:
         named = "; ".join(f"{name} ({standins.STAND_INS[name]})" for name in missing)
@@ -20,6 +23,7 @@ def vllm_report(*, has_gpu: bool) -> list[str]:
         said.append("vLLM's own kernels are not in the tree: its cache write is a plain indexed store.")
     if not has_gpu:
         said.append(
-            f"No GPU: CUDA is pretended while vLLM's code runs, FlashAttention 3 is emulated ({NAME}@emulated)."
+            "No GPU: CUDA is pretended while vLLM's code runs, FlashAttention 3 and FlashInfer's wrappers are emulated "
+            f"({NAME}@emulated, {FLASHINFER_NAME}@emulated)."
         )
     return said

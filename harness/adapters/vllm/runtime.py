@@ -6,68 +6,113 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.adapters.flash_attention import FlashAttentionLibrary, VarlenCall
+from harness.adapters.flash_attention import FlashAttentionLibrary
 from harness.adapters.sglang.pretend import pretend_cuda
 from harness.adapters.vllm import standins
+from harness.adapters.vllm.flash_attn_shim import FlashAttnShim, no_schedule
+from harness.adapters.vllm.flashinfer_module import in_sight
 from harness.adapters.vllm.tree import Tree, find_tree
 
-BACKEND = "vllm.v1.attention.backends.flash_attn"
+BACKENDS = "vllm.v1.attention.backends"
+FLASH_ATTN, FLASHINFER = "flash_attn", "flashinfer"  # modules of BACKENDS
+BACKEND_CLASSES = {FLASH_ATTN: "FlashAttentionBackend", FLASHINFER: "FlashInferBackend"}
+CACHE_WRITE = (
+    "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+    "Tensor slot_mapping, str kv_cache_dtype, Tensor k_scale, Tensor v_scale) -> ()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Emulations:
+    """What gives the emulated kernels of a machine without a GPU, a backend each."""
+
+    flash_attention: Callable[[], FlashAttentionLibrary]
+    flashinfer: Callable[[], Any]
 
 
 class Runtime:
     """The imported vLLM. Make it with `runtime`; a process has one.
 
-    emulated: gives the emulated FlashAttention on a machine without a GPU; None uses vLLM's own build
+    emulations: the kernels of a machine without a GPU; None uses vLLM's own build and the installed FlashInfer
     """
 
-    def __init__(self, emulated: Callable[[], FlashAttentionLibrary] | None) -> None:
-        self.emulated = emulated is not None
+    def __init__(self, emulations: Emulations | None) -> None:
+        self.emulations = emulations
         self.tree: Tree = find_tree()
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        has_compiled = any((self.tree.root / "vllm").glob("_C*.so")) and not self.emulated
-        compiled = () if has_compiled else standins.COMPILED
-        if self.emulated:
+        self.has_compiled = any((self.tree.root / "vllm").glob("_C*.so")) and emulations is None
+        compiled = () if self.has_compiled else standins.COMPILED
+        if emulations is not None:
             compiled = (*compiled, "vllm.vllm_flash_attn._vllm_fa3_C")
+        self._backends: dict[str, Any] = {}
+        self._cache_write: Any = None  # an operator lives as long as its library
         with self.surroundings():
             importlib.import_module("transformers")  # it must not see a stand-in
             self.stand_ins = standins.install(compiled)
             platforms = importlib.import_module("vllm.platforms")
-            if self.emulated:
+            if emulations is not None:
                 platforms.__dict__["_current_platform"] = importlib.import_module(
                     "vllm.platforms.cuda"
                 ).NonNvmlCudaPlatform()
-            self.backend = importlib.import_module(BACKEND)
-            if emulated is not None:
-                self.backend.__dict__["flash_attn_varlen_func"] = FlashAttnShim(emulated())
-                self.backend.__dict__["get_scheduler_metadata"] = no_schedule
-            if not has_compiled:
-                self.backend.__dict__["reshape_and_cache_flash"] = store_with_index_put
+
+    def backend(self, name: str) -> Any:
+        """vLLM's AttentionBackend class of FLASH_ATTN or FLASHINFER, its module imported on the first call."""
+        if name not in self._backends:
+            with self.surroundings():
+                load = {FLASH_ATTN: self._flash_attn, FLASHINFER: self._flashinfer}[name]
+                self._backends[name] = getattr(load(), BACKEND_CLASSES[name])
+        return self._backends[name]
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
         """Where vLLM's code runs: CUDA pretended without a GPU."""
         with torch.no_grad():
-            if self.emulated:
+            if self.emulations is not None:
                 with pretend_cuda():
                     yield
             else:
                 yield
 
+    # -- inside --------------------------------------------------------------------------------
+    def _flash_attn(self) -> Any:
+        module = importlib.import_module(f"{BACKENDS}.flash_attn")
+        if self.emulations is not None:
+            module.__dict__["flash_attn_varlen_func"] = FlashAttnShim(self.emulations.flash_attention())
+            module.__dict__["get_scheduler_metadata"] = no_schedule
+        if not self.has_compiled:
+            module.__dict__["reshape_and_cache_flash"] = store_with_index_put
+        return module
+
+    def _flashinfer(self) -> Any:
+        """This backend calls the cache write as an operator of torch; the others by a function's name."""
+        if not self.has_compiled:
+            made: Any = torch.library
+            self._cache_write = made.Library("_C_cache_ops", "FRAGMENT")
+            self._cache_write.define(CACHE_WRITE)
+            self._cache_write.impl("reshape_and_cache_flash", store_with_index_put, "CompositeExplicitAutograd")
+        where = f"{BACKENDS}.flashinfer"
+        if self.emulations is None:
+            return importlib.import_module(where)
+        importlib.import_module("vllm.utils.flashinfer")  # it must see FlashInfer as it is here
+        with in_sight(self.emulations.flashinfer()):
+            return importlib.import_module(where)
+
 
 _RUNTIME: Runtime | None = None
 
 
-def runtime(emulated: Callable[[], FlashAttentionLibrary] | None) -> Runtime:
+def runtime(emulations: Emulations | None) -> Runtime:
     """The process's vLLM, imported on the first call. Raises VllmUnavailable."""
     global _RUNTIME
     if _RUNTIME is None:
-        _RUNTIME = Runtime(emulated)
-    if _RUNTIME.emulated != (emulated is not None):
+        _RUNTIME = Runtime(emulations)
+    if (_RUNTIME.emulations is None) != (emulations is None):
         raise RuntimeError("this process runs vLLM on real kernels already; emulated ones need another process")
     return _RUNTIME
 
@@ -94,65 +139,3 @@ def store_with_index_put(
     count = slot_mapping.shape[0]
     key_cache[pages, offsets] = key[:count]
     value_cache[pages, offsets] = value[:count]
-
-
-def no_schedule(**arguments: Any) -> None:
-    """Without FA3's own scheduler there is no metadata: the emulation schedules nothing."""
-    del arguments
-
-
-class FlashAttnShim:
-    """`vllm.vllm_flash_attn.flash_attn_varlen_func` over the emulation; refuses what it would drop."""
-
-    def __init__(self, library: FlashAttentionLibrary) -> None:
-        self.library = library
-
-    def __call__(
-        self,
-        *,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        cu_seqlens_q: Tensor,
-        max_seqlen_q: int,
-        seqused_k: Tensor,
-        max_seqlen_k: int,
-        softmax_scale: float,
-        causal: bool,
-        window_size: list[int],
-        block_table: Tensor,
-        softcap: float,
-        num_splits: int,
-        s_aux: Tensor | None,
-        alibi_slopes: None = None,
-        scheduler_metadata: None = None,
-        fa_version: int = 3,
-        q_descale: Tensor | None = None,
-        k_descale: Tensor | None = None,
-        v_descale: Tensor | None = None,
-    ) -> None:
-        scales = [s for s in (q_descale, k_descale, v_descale) if s is not None]
-        if alibi_slopes is not None or scheduler_metadata is not None or any(not bool(s.eq(1).all()) for s in scales):
-            raise RuntimeError("the emulated flash_attn_varlen_func takes no ALiBi slopes, schedules or scales")
-        if fa_version != 3:
-            raise RuntimeError(f"FlashAttention 3 is emulated, not {fa_version}")
-        self.library.varlen(
-            VarlenCall(
-                q=q,
-                k_pool=k,
-                v_pool=v,
-                cu_seqlens_q=cu_seqlens_q,
-                seqused_k=seqused_k,
-                page_table=block_table,
-                max_seqlen_q=max_seqlen_q,
-                max_seqlen_k=max_seqlen_k,
-                softmax_scale=softmax_scale,
-                causal=causal,
-                window_size=(window_size[0], window_size[1]),
-                softcap=softcap,
-                num_splits=num_splits or None,
-                sinks=None if s_aux is None else s_aux.float(),
-                out=out,
-            )
-        )

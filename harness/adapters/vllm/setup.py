@@ -22,10 +22,12 @@ SPLITS_FOR_GRAPHS = 32  # vllm/config/attention.py, flash_attn_max_num_splits_fo
 class Setup:
     """Everything a builder's buffers depend on; cases with the same Setup share a builder, as a server's layers do.
 
+    backend:            the backend's module, as runtime.py names them
     flash_attn_version: AttentionConfig.flash_attn_version; None is vLLM's own choice (3 on Hopper)
     max_model_len:      the bound that a graph is captured with, in tokens
     """
 
+    backend: str
     device: str
     dtype: str
     num_qo_heads: int
@@ -35,16 +37,18 @@ class Setup:
     logits_soft_cap: float | None
     sm_scale: float
     page_size: int
+    kv_layout: str
     max_model_len: int
     graph: bool
     flash_attn_version: int | None
 
 
-def setup_for(batch: AttentionBatch, flash_attn_version: int | None) -> Setup:
+def setup_for(batch: AttentionBatch, backend: str, flash_attn_version: int | None) -> Setup:
     case = batch.case
     captured = case.execution.capture_requests or ()
     longest = max([batch.page_table.shape[1] * case.page_size, *(r.kv_len for r in captured)])
     return Setup(
+        backend=backend,
         device=str(batch.device),
         dtype=case.dtype,
         num_qo_heads=case.num_qo_heads,
@@ -54,6 +58,7 @@ def setup_for(batch: AttentionBatch, flash_attn_version: int | None) -> Setup:
         logits_soft_cap=case.logits_soft_cap,
         sm_scale=case.scale,
         page_size=case.page_size,
+        kv_layout=str(case.kv_layout),
         max_model_len=1 << max(8, (longest - 1).bit_length()),
         graph=case.execution.uses_graph,
         flash_attn_version=flash_attn_version,
@@ -64,24 +69,27 @@ def setup_for(batch: AttentionBatch, flash_attn_version: int | None) -> Setup:
 class Parts:
     """vLLM's own objects for one layer."""
 
+    setup: Setup
     config: Any
     builder: Any
     impl: Any
     layer: Any
 
 
-def make_parts(setup: Setup) -> Parts:
-    """The layer's implementation, then the builder, as vLLM's model loader and GPU runner order them."""
+def make_parts(setup: Setup, backend: Any) -> Parts:
+    """The layer's implementation, then the builder, as vLLM's model loader and GPU runner order them.
+
+    backend: vLLM's AttentionBackend class
+    """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.layers.attention import Attention
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     config = make_config(setup)
     device, dtype = torch.device(setup.device), getattr(torch, setup.dtype)
     window = None if setup.window_left is None else setup.window_left + 1  # vLLM's sliding_window counts the query
     with set_current_vllm_config(config):
-        impl = FlashAttentionBackend.get_impl_cls()(
+        impl = backend.get_impl_cls()(
             num_heads=setup.num_qo_heads,
             head_size=setup.head_dim,
             scale=setup.sm_scale,
@@ -96,6 +104,7 @@ def make_parts(setup: Setup) -> Parts:
         layer.impl = impl
         one = torch.ones((), dtype=torch.float32, device=device)
         layer._q_scale, layer._k_scale, layer._v_scale = one, one, one
+        layer._k_scale_float, layer._v_scale_float = 1.0, 1.0
         config.compilation_config.static_forward_context[LAYER] = layer
         sizes = {"block_size": setup.page_size, "num_kv_heads": setup.num_kv_heads, "head_size": setup.head_dim}
         spec = (
@@ -103,12 +112,12 @@ def make_parts(setup: Setup) -> Parts:
             if window is None
             else SlidingWindowSpec(dtype=dtype, sliding_window=window, **sizes)
         )
-        builder = FlashAttentionBackend.get_builder_cls()(spec, [LAYER], config, device)
-    return Parts(config, builder, impl, layer)
+        builder = backend.get_builder_cls()(spec, [LAYER], config, device)
+    return Parts(setup, config, builder, impl, layer)
 
 
 def make_config(setup: Setup) -> Any:
-    """The fields of VllmConfig that the FlashAttention backend and its builder read (0.22)."""
+    """The fields of VllmConfig that the two backends and their builders read (0.22)."""
     from vllm.config import CUDAGraphMode
 
     most = 512
@@ -133,7 +142,10 @@ def make_config(setup: Setup) -> Any:
         attention_config=SimpleNamespace(
             flash_attn_version=setup.flash_attn_version,
             flash_attn_max_num_splits_for_cuda_graph=SPLITS_FOR_GRAPHS,
+            use_trtllm_attention=None,  # vLLM's own choice: on Blackwell alone
+            disable_flashinfer_q_quantization=False,
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=most),
         speculative_config=None,
+        use_v2_model_runner=False,
     )

@@ -14,6 +14,8 @@ from harness.adapters.sglang.standins import Finder, StandIn, is_real
 STAND_INS = {
     "cbor2": "hashing of configurations",
     "openai_harmony": "chat formats",
+    "uvloop": "the server's event loop",
+    "cpuinfo": "usage statistics",
 }
 COMPILED = ("vllm._C", "vllm._C_stable_libtorch")
 
