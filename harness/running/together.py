@@ -160,18 +160,18 @@ def own_evidence(
         for examiner, own_data in zip(examiners, each, strict=True)
     ]
     outputs: list[AttentionOutput | AdapterFailure] = []
-    held: set[int] = set()
+    held: list[tuple[int, int]] = []
     for case, examiner, batch in zip(cases, examiners, batches, strict=True):
         try:
             if hasattr(adapter, "prepare"):
                 with watch.stage("prepare"), adapter_at_work("prepare"):
                     adapter.prepare(case)
             output = examiner.answer(batch)
-            memory = {tensor.untyped_storage().data_ptr() for tensor in (output.out, output.lse) if tensor is not None}
-            if memory & held:
+            memory = _memory_of(output)
+            if any(start < end_held and start_held < end for start, end in memory for start_held, end_held in held):
                 _reuse_outputs.add(adapter.name)
                 return None
-            held |= memory
+            held += memory
             outputs.append(output)
         except AdapterFailure as failure:
             synchronize(device)  # raises if the device is lost to this process
@@ -180,6 +180,12 @@ def own_evidence(
         found = _judged(cases, whole, adapter, options, data, golden, outputs)
     seconds = {name: value / len(cases) for name, value in watch.seconds.items()}
     return [Own(one, seconds) for one in found]
+
+
+def _memory_of(output: AttentionOutput) -> list[tuple[int, int]]:
+    """Addresses [start, end) of an output's storages: those of one buffer may begin at different places of it."""
+    storages = [tensor.untyped_storage() for tensor in (output.out, output.lse) if tensor is not None]
+    return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
 
 
 def _judged(

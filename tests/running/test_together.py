@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -134,13 +135,16 @@ def test_a_kernel_that_is_wrong_only_once_is_not_let_off(how: str) -> None:
     assert [record.verdict is Verdict.PASS for record in records] == [True, True, False, True]
 
 
-def test_an_adapter_that_hands_out_one_buffer_is_examined_alone() -> None:
+@pytest.mark.parametrize("wrapped_anew", [False, True])
+def test_an_adapter_that_hands_out_one_buffer_is_examined_alone(wrapped_anew: bool) -> None:
     held: dict[str, torch.Tensor] = {}
+    memory, turns = bytearray(1 << 22), itertools.count()
 
     class Static:
-        """Returns one buffer for every case, as a captured graph does."""
+        """Returns one buffer for every case, as a captured graph does, or a piece of it, each time a storage of its
+        own that begins elsewhere."""
 
-        name = "static"
+        name = f"static-{wrapped_anew}"
 
         def __init__(self) -> None:
             self.inner = load_adapter(ADAPTERS[1])
@@ -149,10 +153,13 @@ def test_an_adapter_that_hands_out_one_buffer_is_examined_alone() -> None:
             return getattr(self.inner, name)
 
         def run(self, plan: Any, batch: AttentionBatch) -> AttentionOutput:
-            output = self.inner.run(plan, batch)
-            buffer = held.setdefault("out", torch.zeros((4096, *output.out.shape[1:]), dtype=output.out.dtype))
-            buffer[: output.out.shape[0]] = output.out
-            return AttentionOutput(buffer[: output.out.shape[0]], output.lse)
+            out = self.inner.run(plan, batch).out
+            if wrapped_anew:
+                piece = torch.frombuffer(memory, dtype=out.dtype, count=out.numel(), offset=64 * (next(turns) % 7))
+                return AttentionOutput(piece.view(out.shape).copy_(out))
+            buffer = held.setdefault("out", torch.zeros((4096, *out.shape[1:]), dtype=out.dtype))
+            buffer[: out.shape[0]] = out
+            return AttentionOutput(buffer[: out.shape[0]])
 
     adapter = Static()
     for _ in range(2):
