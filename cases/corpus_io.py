@@ -54,16 +54,22 @@ class CorpusEntry:
     provenance: Provenance
 
 
-class _DuplicateKey(ValueError):
-    """A key that is there twice: one of the two would be dropped in silence."""
+class _Refused(ValueError):
+    """What Python's reader takes and no case file may hold; the text says what and what to do."""
 
 
 def _each_key_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for at, (key, _) in enumerate(pairs) if key in dict(pairs[:at]))
-        raise _DuplicateKey(f"has the key {twice!r} twice; keep one")
+        # One of the two would be dropped in silence.
+        raise _Refused(f"has the key {twice!r} twice; keep one")
     return found
+
+
+def _refuse_constant(name: str) -> None:
+    """JSON has no NaN or Infinity, and a name such as the poison level "nan" is not to be had from one."""
+    raise _Refused(f"holds the bare constant {name}, which is no JSON; give a finite number, or text in quotes")
 
 
 def read_case_json(path: str | Path) -> tuple[AttentionCase, Mapping[str, object]]:
@@ -73,14 +79,16 @@ def read_case_json(path: str | Path) -> tuple[AttentionCase, Mapping[str, object
     """
     path = Path(path)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CaseError(f"{path}: is no regular file; give a case file (JSON).")  # a pipe may never end
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CaseError(f"{path}: there is no such file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CaseError(f"{path}: cannot be read ({error}).") from None
     try:
-        body = json.loads(text, object_pairs_hook=_each_key_once)
-    except _DuplicateKey as error:
+        body = json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_refuse_constant)
+    except _Refused as error:
         raise CaseError(f"{path}: {error}.") from None
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
         where = "nested too deep" if isinstance(error, RecursionError) else "a number is too long"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from cases.schema import Poison
+from cases.schema import AttentionCase, Poison
 from harness.adapters.capabilities import Capabilities
-from harness.adapters.protocol import PROTOCOL_VERSION, EmptyRow, LseBase, declared
+from harness.adapters.protocol import PROTOCOL_VERSION, Adapter, EmptyRow, LseBase, declared
 from harness.errors import UsageError
 from references.traits import UNIT_ROUNDOFF
 
@@ -70,3 +70,12 @@ def protocol_problems(adapter: Any) -> list[str]:
     if version != PROTOCOL_VERSION:
         problems.append(f"is written for protocol version {version!r}; this release speaks {PROTOCOL_VERSION}")
     return problems
+
+
+def rule_problem(adapter: Adapter, case: AttentionCase) -> str | None:
+    """What is wrong with the adapter's capability rules, as far as `case` shows it: one raises, or gives no reason."""
+    try:
+        adapter.capabilities.unsupported(case)
+    except (Exception, SystemExit) as problem:
+        return f"has a capability rule that cannot be used: {type(problem).__name__}: {problem}"
+    return None

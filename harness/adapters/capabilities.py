@@ -37,7 +37,11 @@ class Capabilities:
     rules: tuple[Rule, ...] = ()
 
     def unsupported(self, case: AttentionCase) -> str | None:
-        """Why `case` is outside what this path does, or None if it is inside."""
+        """Why `case` is outside what this path does, or None if it is inside.
+
+        Raises TypeError for a rule that answers with anything but None and a text that says something: a case that is
+        not run for no reason would be a hole that nobody sees.
+        """
         return next(self._reasons(case), None)
 
     def _reasons(self, case: AttentionCase) -> Iterator[str]:
@@ -74,5 +78,8 @@ class Capabilities:
             yield "a request without new rows is not taken"
         for rule in self.rules:
             reason = rule(case)
-            if reason is not None:
-                yield reason
+            if reason is None:
+                continue
+            if not isinstance(reason, str) or not reason.strip():
+                raise TypeError(f"a rule of the capabilities returned {reason!r:.80}; return a reason (text) or None")
+            yield reason

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cases.schema import AttentionCase, Request
 from cases.suites import load_suite
-from harness.adapter_check import protocol_problems
+from harness.adapter_check import protocol_problems, rule_problem
 from harness.adapters import registry
 from harness.adapters.sglang.report import sglang_report
 from harness.adapters.vllm.report import vllm_report
@@ -105,9 +105,12 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
 
 def _check_one(console: Console, spec: str) -> int:
     """Protocol first; then one small case in a worker. 0 fine, 1 wrong answers, 2 not an adapter."""
-    problems = protocol_problems(registry.load_adapter(spec))
+    adapter = registry.load_adapter(spec)
+    problems = protocol_problems(adapter)
+    if not problems and (odd := rule_problem(adapter, PROBE)):
+        problems = [odd]
     for problem in problems:
-        console.print(f"{spec} {problem}.", markup=False, highlight=False)
+        console.print(f"{spec} {problem}.", markup=False, highlight=False, soft_wrap=True)
     if problems:
         return 2
     console.print(f"{spec} follows the adapter protocol.", markup=False, highlight=False)

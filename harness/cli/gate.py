@@ -58,7 +58,13 @@ class RunSettings:
 
 def gate(
     baseline: Annotated[
-        str, typer.Option("--baseline", "-b", help="Name of a baseline (REPORTS/baselines/NAME.jsonl), or its file.")
+        str,
+        typer.Option(
+            "--baseline",
+            "-b",
+            help="Name of a baseline (REPORTS/baselines/NAME.jsonl), or the path of its file: what has a / or ends "
+            "with .jsonl is a path, and --update writes there.",
+        ),
     ],
     suite: Annotated[list[str] | None, typer.Option("--suite", "-s", help="Suite to run; repeatable.")] = None,
     cases: Annotated[list[Path] | None, typer.Option("--cases", help="A case file or a folder of them.")] = None,

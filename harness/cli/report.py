@@ -31,7 +31,10 @@ def report(
         Path | None, typer.Option("--output", "-o", help="File to write (default: report.html; md: standard output).")
     ] = None,
     form: Annotated[str, typer.Option("--format", help="html or md.")] = "html",
-    baseline: Annotated[str | None, typer.Option("--baseline", "-b", help="Show the difference from it.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", "-b", help="Show the difference from it: a name, or a path (with a / or .jsonl)."),
+    ] = None,
     sides: Annotated[
         tuple[Path, Path] | None,
         typer.Option("--compare", metavar="A B", help="Two files or folders of records, side by side."),

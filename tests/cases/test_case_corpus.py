@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,17 @@ def test_a_corpus_of_ones_own_is_sorted_by_name(tmp_path: Path) -> None:
     assert [entry.name for entry in entries] == ["a", "b"]
     assert entries[0].provenance.note == "n"
     assert entries[0].provenance.fault_class == "window"
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_constants_that_are_no_json_are_refused(tmp_path: Path, constant: str) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(f'{{"schema_version": 1, "requests": [[3, 2]], "poison": {constant}}}')
+    with pytest.raises(CaseError, match=f"case.json: holds the bare constant {constant}"):
+        load_case_file(path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "case.json")
+    with pytest.raises(CaseError, match="no regular file"):
+        load_case_file(tmp_path / "case.json")

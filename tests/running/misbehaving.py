@@ -11,7 +11,7 @@ import torch
 from my_kernel import MyKernel
 
 from cases.schema import AttentionCase
-from harness.api import AttentionOutput, Poison
+from harness.api import AttentionOutput, Capabilities, Poison
 
 
 class Exits(MyKernel):
@@ -179,3 +179,18 @@ class RaisesInALibrary(MyKernel):
 
     def run(self, plan, batch):
         return torch.nn.functional.softmax(batch.q, dim=17)  # the call that raises
+
+
+class RaisesInARule(MyKernel):
+    name = "raises-in-a-rule"
+    capabilities = Capabilities(rules=(lambda case: 1 / 0,))
+
+
+class RefusesWithoutAReason(MyKernel):
+    name = "refuses-without-a-reason"
+    capabilities = Capabilities(rules=(lambda case: "",))
+
+
+class RefusesWithANumber(MyKernel):
+    name = "refuses-with-a-number"
+    capabilities = Capabilities(rules=(lambda case: 5,))
