@@ -73,26 +73,21 @@ class Worker:
         """Records of all cases. None at the end if the device was lost: then nobody knows by which case, but what
         passed before has passed."""
         cases = [AttentionCase.from_json(body) for body in request["cases"]]
-        suites = request["suites"]
+        signed: list[Record] = []
 
         def tell(index: int, record: Record) -> None:
+            signed.append(self._signed(record, request["adapter"], request["suites"][index], device))
             if record.verdict in (Verdict.PASS, Verdict.UNSUPPORTED):
-                settled = self._signed(record, request["adapter"], suites[index], device)
-                self.reply({"settled": settled.to_json(), "index": index})
+                self.reply({"settled": signed[index].to_json(), "index": index})
 
         try:
-            records = examine_together(cases, adapter, options, device, announce=self._announce, on_record=tell)
+            examine_together(cases, adapter, options, device, announce=self._announce, on_record=tell)
         except RuntimeError:
             if is_healthy(device):
                 raise
-            records = []
         if not is_healthy(device):
             self.reply({"records": None, "healthy": False})
             return
-        signed = [
-            self._signed(record, request["adapter"], suite, device)
-            for record, suite in zip(records, suites, strict=True)
-        ]
         explained = [self._explained(record, options, adapter, device, None) for record in signed]
         self.reply({"records": [record.to_json() for record in explained], "healthy": True})
 

@@ -176,12 +176,13 @@ def test_elsewhere_it_says_nothing_to_github(good: Path, run_gate, monkeypatch: 
 
 
 def test_2000_records_in_under_2_seconds(good: Path, run_gate) -> None:
-    """A limit of the issue, not a benchmark: it takes a fraction of it on one core."""
+    """A limit of the issue, not a benchmark: it takes a fraction of it on one core. Of processor time: other work
+    on the machine says nothing."""
     path = write_records(good / "many.jsonl", many_records(2000))
     run_gate("-b", "many", "--reports", good, "--records", path, "--update")
-    start = time.perf_counter()
+    start = time.process_time()
     answer = run_gate("-b", "many", "--reports", good, "--records", path)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
     assert answer.code == 0
     assert "2000 records" in answer.out
 

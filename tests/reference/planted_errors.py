@@ -55,9 +55,9 @@ MUTANTS = (
     Mutant(
         "softcap after the mask",
         "golden.py",
-        ".masked_fill_(~mask, -torch.inf)",
+        ".masked_fill_(~mask[:, None, :, None], -torch.inf)",
         # cap * tanh(-inf / cap)
-        ".masked_fill_(~mask, -(case.logits_soft_cap or torch.inf))",
+        ".masked_fill_(~mask[:, None, :, None], -(case.logits_soft_cap or torch.inf))",
     ),
     Mutant(
         "softcap before the scale",
