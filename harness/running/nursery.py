@@ -5,6 +5,9 @@ and no CUDA (which cannot be forked) has ever been in it, so it is as fresh as a
 case can leave behind. What a new process would draw anew and a fork does not: Python's hash seed and the addresses
 that the loader gave to libraries.
 
+Nothing outlives its parent: the nursery ends with the parent's end of its socket and takes its children along, and a
+child is killed by the system when the nursery is lost. A child in an endless loop would not see its input end.
+
     parent -> "{...environment...}" with three file descriptors      one fork, which gets them as 0, 1 and 2
     nursery -> {"ready": true}, {"forked": pid}, {"ended": pid, "code": exit code or minus the signal}
 """
@@ -12,7 +15,9 @@ that the loader gave to libraries.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
+import io
 import json
 import os
 import runpy
@@ -26,6 +31,7 @@ from typing import IO, Any
 
 LONGEST_REQUEST = 1 << 20  # bytes of an environment
 KILL_LIMIT = 30.0  # seconds for a killed process to be reported
+PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class NurseryLost(Exception):
@@ -100,7 +106,7 @@ class Nursery:
             finally:
                 os.close(theirs_in)
                 os.close(theirs_out)
-        return Forked(self, pid, os.fdopen(ours_out, "w", encoding="utf-8"), os.fdopen(ours_in, encoding="utf-8"))
+        return Forked(self, pid, os.fdopen(ours_out, "w", encoding="utf-8"), os.fdopen(ours_in, "rb", buffering=0))
 
     def code_of(self, pid: int, timeout: float | None = 0.0) -> int | None:
         """How a child ended, waiting for it; None if it has not. A lost nursery's children count as killed."""
@@ -108,8 +114,14 @@ class Nursery:
             self._news.wait_for(lambda: pid in self._codes or self._over, timeout)
             return self._codes.get(pid, -signal.SIGKILL if self._over else None)
 
+    @property
+    def lost(self) -> bool:
+        """It ended, and its children with it."""
+        with self._news:
+            return self._over
+
     def close(self) -> None:
-        """End it; its children end by themselves when their standard input does."""
+        """End it, and its children with it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
@@ -119,17 +131,17 @@ class Nursery:
 
 
 class Forked:
-    """A child of a nursery, with as much of subprocess.Popen as a worker's parent uses."""
+    """A child of a nursery, with as much of subprocess.Popen as a worker's parent uses; `stdout` is not buffered."""
 
-    def __init__(self, nursery: Nursery, pid: int, stdin: IO[str], stdout: IO[str]) -> None:
+    def __init__(self, nursery: Nursery, pid: int, stdin: IO[str], stdout: io.FileIO) -> None:
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
-        self._nursery = nursery
+        self.nursery = nursery
 
     def poll(self) -> int | None:
-        return self._nursery.code_of(self.pid)
+        return self.nursery.code_of(self.pid)
 
     def wait(self, timeout: float | None = KILL_LIMIT) -> int:
-        code = self._nursery.code_of(self.pid, timeout)
+        code = self.nursery.code_of(self.pid, timeout)
         if code is None:
             raise subprocess.TimeoutExpired("a worker", timeout or 0.0)
         return code
@@ -158,31 +170,56 @@ def serve(module: str, control: socket.socket) -> None:
     def tell(news: dict[str, Any]) -> None:
         control.sendall(json.dumps(news).encode() + b"\n")
 
-    tell({"ready": True})
-    while True:
-        watched: list[Any] = [control, wakeup]
-        ready, _, _ = select.select(watched, [], [])
-        if wakeup in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(wakeup, 4096)
-            for pid, code in _ended():
-                tell({"ended": pid, "code": code})
-        if control in ready:
-            request, descriptors, _, _ = socket.recv_fds(control, LONGEST_REQUEST, 3)
-            if not request:
-                return
-            sys.stdout.flush()  # what is in a buffer would be written by both
-            sys.stderr.flush()
-            pid = os.fork()
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for end in (wakeup, on_signal, control.detach()):
-                    os.close(end)
-                _become(module, json.loads(request), descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            tell({"forked": pid})
+    living: set[int] = set()
+    try:
+        tell({"ready": True})
+        while True:
+            watched: list[Any] = [control, wakeup]
+            ready, _, _ = select.select(watched, [], [])
+            if wakeup in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wakeup, 4096)
+                for pid, code in _ended():
+                    living.discard(pid)
+                    tell({"ended": pid, "code": code})
+            if control in ready:
+                request, descriptors, _, _ = socket.recv_fds(control, LONGEST_REQUEST, 3)
+                if not request:
+                    return
+                sys.stdout.flush()  # what is in a buffer would be written by both
+                sys.stderr.flush()
+                nursery = os.getpid()
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for end in (wakeup, on_signal, control.detach()):
+                        os.close(end)
+                    _become(module, nursery, json.loads(request), descriptors)
+                living.add(pid)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                tell({"forked": pid})
+    except (BrokenPipeError, ConnectionResetError):  # the parent ended
+        return
+    finally:
+        for pid in living:
+            _kill(pid)
+
+
+def _die_with(nursery: int) -> None:
+    """In the child: be killed when the nursery ends, however that comes. Only Linux has this."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != nursery:  # it ended before
+            os._exit(1)
+
+
+def _kill(pid: int) -> None:
+    """A child that is not waited for yet and, as soon as it leads a session, whatever it started."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def _ended() -> list[tuple[int, int]]:
@@ -194,10 +231,11 @@ def _ended() -> list[tuple[int, int]]:
     return found
 
 
-def _become(module: str, environment: dict[str, str], descriptors: list[int]) -> None:
-    """In the child: run `module` as its program. Does not return."""
+def _become(module: str, nursery: int, environment: dict[str, str], descriptors: list[int]) -> None:
+    """In the child of process `nursery`: run `module` as its program. Does not return."""
     code = 1
     try:
+        _die_with(nursery)
         os.setsid()
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)

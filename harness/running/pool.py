@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import queue
+import selectors
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ END: dict[str, Any] = {"end": True}
 WORKERS = "the worker's record"
 LAST_WORDS_LIMIT = 10.0  # seconds for a worker that closed its pipe to end
 EXPLAIN_LIMIT = 120.0  # seconds for an explanation; the verdict is there before it
+SILENCE = 0.2  # seconds without a byte: an ended worker has said all, though something holds its pipe
+LONGEST_REPLY = 1 << 28  # bytes
 START_LIMIT = 300.0  # seconds for a worker to import its libraries and answer
 
 
@@ -73,6 +76,7 @@ class WorkerProcess:
             raise UsageError("a worker was asked for after its end.")
         if self._process is not None and self._process.poll() is None:
             return
+        self.renew()  # whatever an ended one started
         self.cases_since_start = 0
         self._replies = queue.Queue()
         try:
@@ -114,9 +118,8 @@ class WorkerProcess:
         process.kill_group()
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a driver's call: it dies when that returns
             process.wait()
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):  # what was not sent is lost with the process
-                pipe.close()
+        with contextlib.suppress(OSError):  # what was not sent is lost with the process
+            process.stdin.close()  # its output is closed by the thread that reads it
 
     def stop(self) -> None:
         """The same, and end what fresh processes come from."""
@@ -154,7 +157,7 @@ class WorkerProcess:
         while True:
             limit = stage_limit(stage, options)
             reply = self._next_reply(limit)
-            if judged is not None and (reply is None or reply is END):
+            if judged is not None and (reply is None or reply is END or "garbage" in reply):
                 self.renew()
                 return judged.replace(explanation=("the explanation did not end in time.",))
             if reply is None:
@@ -162,6 +165,10 @@ class WorkerProcess:
                 return lost.replace(verdict=Verdict.TIMEOUT, reason=f"no answer within {limit:g} s in {stage}")
             if reply is END:
                 return self._lost(lost, stage)
+            if "garbage" in reply:
+                self.renew()
+                how = f"no reply is what it wrote to its reply pipe ({reply['garbage']}), and it was killed for that"
+                return lost.replace(reason=f"the worker died in {stage}: {how}")
             if "judged" in reply:
                 judged, stage = Record.from_json(reply["judged"], WORKERS, job.case), "explain"
             elif "stage" in reply:
@@ -230,7 +237,7 @@ class WorkerProcess:
         reply = self._next_reply(limit) if self._send(request) else END
         while reply is not None and "stage" in reply:
             reply = self._next_reply(limit)
-        if reply is None or reply is END:
+        if reply is None or reply is END or "garbage" in reply:
             self.renew()
             return None
         return reply
@@ -241,13 +248,15 @@ class WorkerProcess:
             return record.replace(verdict=Verdict.CRASH, reason=f"the worker was ended by its parent in {stage}")
         try:
             code = process.wait(timeout=LAST_WORDS_LIMIT)
-        except subprocess.TimeoutExpired:  # it closed its pipe and lives on
-            process.kill()
-            code = process.wait()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        except subprocess.TimeoutExpired:
+            how = ": it closed its reply pipe, lived on and was killed for that"
+        else:
+            how = f" with signal {signal.Signals(-code).name}" if code < 0 else f" with exit code {code}"
+            if process.nursery.lost:
+                how = ": the process that it was forked from was ended, by the adapter or from outside"
         words = self._last_words()
         self.renew()
-        reason = f"the worker died in {stage} with {how}" + (f": {words}" if words else "")
+        reason = f"the worker died in {stage}{how}" + (f": {words}" if words else "")
         return record.replace(verdict=Verdict.CRASH, reason=reason)
 
     # -- pipes ---------------------------------------------------------------------------------
@@ -266,11 +275,28 @@ class WorkerProcess:
 
     @staticmethod
     def _listen(process: Forked, replies: queue.Queue[dict[str, Any]]) -> None:
-        assert process.stdout is not None
-        # ValueError: the pipe was closed under us, or a dying process cut its last line short.
-        with contextlib.suppress(ValueError):
-            for line in process.stdout:
-                replies.put(json.loads(line))
+        """Put its replies, the first line that is none, and END: once its pipe is closed, or it ended and is silent.
+
+        What an adapter started may hold the pipe open for ever.
+        """
+        with process.stdout as pipe, selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            said, sane = bytearray(), True
+            while sane:
+                ended = process.poll() is not None  # asked first: whatever it wrote is in the pipe then
+                if not selector.select(SILENCE):
+                    if ended:
+                        break
+                    continue
+                chunk = pipe.read(1 << 16)
+                if not chunk:
+                    break
+                said += chunk
+                if b"\n" in chunk:
+                    *lines, said = said.split(b"\n")
+                    sane = all(_put_reply(line, replies) for line in lines)
+                elif len(said) > LONGEST_REPLY:
+                    sane = _put_reply(said, replies)
         replies.put(END)
 
     def _next_reply(self, limit: float) -> dict[str, Any] | None:
@@ -281,7 +307,7 @@ class WorkerProcess:
             except queue.Empty:
                 return None
             # An answer to an earlier request, from a child that an adapter left behind, is nobody's.
-            if reply is END or reply.get("request") == self._requests:
+            if reply is END or "garbage" in reply or reply.get("request") == self._requests:
                 return reply
 
     def _last_words(self) -> str:
@@ -289,3 +315,14 @@ class WorkerProcess:
         self._stderr.seek(0)
         lines = [line.strip() for line in self._stderr.read().splitlines() if line.strip()]
         return lines[-1][:300] if lines else ""
+
+
+def _put_reply(line: bytearray, replies: queue.Queue[dict[str, Any]]) -> bool:
+    """Put the message that a line is; False, and "garbage" with its beginning, if it is none."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    sane = isinstance(message, dict)
+    replies.put(message if sane else {"garbage": repr(bytes(line[:60]))[1:]})
+    return sane

@@ -1,5 +1,6 @@
 """Adapters that misbehave in one way each; all others of their answers are MyKernel's, which are right."""
 
+import contextlib
 import os
 import sys
 import time
@@ -194,3 +195,42 @@ class RefusesWithoutAReason(MyKernel):
 class RefusesWithANumber(MyKernel):
     name = "refuses-with-a-number"
     capabilities = Capabilities(rules=(lambda case: 5,))
+
+
+class LeavesADaemon(MyKernel):
+    """Dies; what it started holds its pipes, outside its process group."""
+
+    name = "leaves-a-daemon"
+
+    def run(self, plan, batch):
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(8)
+            os._exit(0)
+        os._exit(7)
+
+
+class WritesToEveryPipe(MyKernel):
+    name = "writes-to-every-pipe"
+
+    def run(self, plan, batch):
+        for descriptor in range(3, 20):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, b'{"record": 1}\nhello\n')
+        return super().run(plan, batch)
+
+
+class KillsItsParent(MyKernel):
+    name = "kills-its-parent"
+
+    def run(self, plan, batch):
+        os.kill(os.getppid(), 9)
+        time.sleep(3600)
+
+
+class Loops(MyKernel):
+    name = "loops"
+
+    def run(self, plan, batch):
+        while True:
+            pass

@@ -110,15 +110,32 @@ def test_a_lost_nursery_is_replaced(worker: WorkerProcess) -> None:
     assert worker.examine(job("MyKernel"), ONCE).verdict is Verdict.PASS
 
 
-def test_nothing_is_left_of_a_parent_that_was_killed(tmp_path: Path) -> None:
-    script = (
-        "import os, sys; from harness.running.pool import WorkerProcess; w = WorkerProcess(threads=1); w.start();"
-        "print(w._process.pid, w._nursery._process.pid, flush=True); os.kill(os.getpid(), 9)"
-    )
+@pytest.mark.parametrize("with_nursery", [False, True])
+def test_nothing_is_left_of_a_parent_that_was_killed(with_nursery: bool) -> None:
+    """Not even a worker in an endless loop, which does not see that its input ended."""
+    script = f"""
+import os, sys, threading, time
+from cases import AttentionCase
+from harness.running.options import Job, RunOptions
+from harness.running.pool import WorkerProcess
+
+w = WorkerProcess(threads=1)
+w.start()
+job = Job(AttentionCase(requests=((9, 3),)), {f"{FILE}:Loops"!r})
+threading.Thread(target=w.examine, args=(job, RunOptions()), daemon=True).start()
+used = lambda: sum(map(int, open(f"/proc/{{w._process.pid}}/stat").read().rsplit(")", 1)[1].split()[11:13]))
+before = used()
+while used() < before + 150:  # clock ticks: it loops
+    time.sleep(0.05)
+print(w._process.pid, w._nursery._process.pid, flush=True)
+if {with_nursery}:
+    os.kill(w._nursery._process.pid, 9)
+os.kill(os.getpid(), 9)
+"""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     pids = [int(word) for word in ended.stdout.split()]
-    assert len(pids) == 2
+    assert len(pids) == 2, ended.stderr
     assert all(gone(pid) for pid in pids)
 
 
