@@ -100,6 +100,8 @@ def unpack(path: Path, folders: Mapping[str, Path]) -> dict[str, int]:
     """
     manifest, bodies = _read(path)
     kinds = {kind for name in bodies if (kind := _kind(name))}
+    for kind in sorted(kinds - set(folders)):
+        raise UsageError(f"{path} holds kernels for {kind}, which is not here; install {PACKAGES[kind][0]} first.")
     _refuse_other_versions(path, manifest["versions"], _versions(kinds))
     counts = dict.fromkeys(sorted(kinds), 0)
     for name, body in bodies.items():
@@ -122,11 +124,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         with tarfile.open(path, "r:xz") as archive:
             found = {m.name: file.read() for m in archive if m.isfile() and (file := archive.extractfile(m))}
         manifest = json.loads(found.pop(MANIFEST))
-        version, sums = manifest["parcel_version"], dict(manifest["sha256"])
-        dict(manifest["versions"])
+        version, sums = manifest["parcel_version"], _texts(manifest["sha256"])
+        _texts(manifest["versions"])
     except OSError as problem:
         raise UsageError(f"cannot read {path}: {problem.strerror or problem}.") from None
-    except (tarfile.TarError, lzma.LZMAError, EOFError, KeyError, TypeError, ValueError):
+    except (tarfile.TarError, lzma.LZMAError, EOFError, KeyError, TypeError, ValueError, RecursionError):
         raise UsageError(f"{path} is no parcel of `attn-harness doctor --prebuild SUITE --export FILE`.") from None
     if version != PARCEL_VERSION:
         raise UsageError(
@@ -135,7 +137,16 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     for name in sorted(set(found) | set(sums)):
         if name not in found or hashlib.sha256(found[name]).hexdigest() != sums.get(name) or _kind(name) is None:
             raise UsageError(f"{path} was changed or cut short at {name!r}; export it again.")
+    if not found:
+        raise UsageError(f"{path} holds no compiled file; export it again.")
     return manifest, found
+
+
+def _texts(value: Any) -> dict[str, str]:
+    """A JSON object of texts. Raises TypeError for anything else."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise TypeError(f"{value!r:.80} is no object of texts")
+    return value
 
 
 def _refuse_other_versions(path: Path, made: Mapping[str, str], here: Mapping[str, str]) -> None:

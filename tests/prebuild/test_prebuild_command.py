@@ -15,6 +15,7 @@ import pytest
 from cases import AttentionCase, Request
 from harness import environment
 from harness.cli.main import main
+from harness.errors import UsageError
 from harness.prebuild import parcel
 from harness.prebuild.flash_attention_jit import compile_one
 from harness.prebuild.recording import flash_attention_4_calls
@@ -153,6 +154,16 @@ def rewritten(file: Path, change: Any) -> None:
 PAGE = "flashinfer/page/page.so"
 
 
+def _manifest(bodies: dict[str, bytes], **changes: Any) -> bytes:
+    return json.dumps(json.loads(bodies["manifest.json"]) | changes).encode()
+
+
+def _only_a_manifest(bodies: dict[str, bytes]) -> None:
+    manifest = _manifest(bodies, sha256={})
+    bodies.clear()
+    bodies["manifest.json"] = manifest
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -162,6 +173,11 @@ PAGE = "flashinfer/page/page.so"
         (lambda b: b.update({"manifest.json": b'{"parcel_version": 2, "sha256": {}, "versions": {}}'}), "reads 1"),
         (lambda b: b.update({"manifest.json": b"[]"}), "is no parcel"),
         (lambda b: b.pop("manifest.json"), "is no parcel"),
+        (lambda b: b.update({"manifest.json": b"[" * 100_000}), "is no parcel"),
+        (lambda b: b.update({"manifest.json": _manifest(b, versions=[["a", "b"]])}), "is no parcel"),
+        (lambda b: b.update({"manifest.json": _manifest(b, versions={"torch": 2})}), "is no parcel"),
+        (lambda b: b.update({"manifest.json": _manifest(b, sha256=[])}), "is no parcel"),
+        (_only_a_manifest, "holds no compiled file"),
     ],
 )
 def test_a_changed_parcel_is_refused_whole(
@@ -192,6 +208,11 @@ def test_a_name_outside_the_folders_is_refused_though_the_manifest_knows_it(
     rewritten(exported, change)
     assert doctor(monkeypatch, "--import", str(exported)) == 2
     assert "evil.so" in capsys.readouterr().err
+
+
+def test_kernels_of_a_library_that_is_not_here_are_refused(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds kernels for flashinfer, which is not here; install flashinfer-python"):
+        parcel.unpack(exported, {parcel.FLASH_ATTENTION_4: tmp_path})
 
 
 @pytest.mark.parametrize("text", ["", "not a tar", "\x1f\x8b"])
