@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,10 +72,14 @@ class Record:
             raise UsageError(f"{where} has record_version {version!r}, this release reads {RECORD_VERSION}; run again.")
         try:
             values = {name: body[name] for name in FIELDS}
+            for name, kinds in KINDS.items():
+                if type(values[name]) not in kinds:
+                    raise _wrong(name, values[name], kinds)
+            _check_inside(values)
             is_known = known is not None and body["case_id"] == known.id
             values["case"] = known if is_known else AttentionCase.from_json(body["case"])
             values["verdict"] = Verdict(body["verdict"])
-            values["evidence"] = tuple(Evidence(**e) for e in body["evidence"])
+            values["evidence"] = tuple(map(_evidence, body["evidence"]))
             values["explanation"] = tuple(body["explanation"])
             values["stability"] = None if body["stability"] is None else Stability(body["stability"])
         except KeyError as missing:
@@ -85,6 +90,71 @@ class Record:
 
 
 FIELDS = tuple(Record.__dataclass_fields__)
+
+# -- types: what reads records trusts them, and files of records are handed from one person to another ------------
+_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER = (str,), (str, type(None)), (float, int, type(None))
+# Exact types, as the JSON reader makes them: a bool is no number. What is not named here is checked by what it becomes.
+KINDS: dict[str, tuple[type, ...]] = {
+    "adapter": _TEXT,
+    "reason": _TEXT,
+    "suite": _MAYBE_TEXT,
+    "fault": _MAYBE_TEXT,
+    "max_abs_diff": _MAYBE_NUMBER,
+    "atol": _MAYBE_NUMBER,
+    "evidence": (list,),
+    "poison": _MAYBE_TEXT,
+    "explanation": (list,),
+    "versions": (dict,),
+    "device": _TEXT,
+    "seconds": (dict,),
+    "time": _TEXT,
+}
+EVIDENCE_KINDS: dict[str, tuple[type, ...]] = {
+    "kind": _TEXT,
+    "passed": (bool, type(None)),
+    "measure": (dict,),
+    "message": _TEXT,
+    "decides": (bool,),
+}
+_WORDS = {str: "text", float: "a number", int: "a number", bool: "true or false", list: "a list", dict: "an object"}
+
+
+def _wrong(name: str, value: Any, kinds: tuple[type, ...]) -> TypeError:
+    wanted = " or ".join(dict.fromkeys(_WORDS.get(kind, "null") for kind in kinds))
+    shown = _WORDS[type(value)] if isinstance(value, (list, dict)) else f"{value!r:.60}"
+    return TypeError(f"{name} is {shown}; it must be {wanted}.")
+
+
+def _check_inside(values: dict[str, Any]) -> None:
+    """The numbers finite, and what the lists and objects of text and numbers hold. Raises TypeError."""
+    for name in ("max_abs_diff", "atol"):
+        _check_finite(name, values[name])
+    for text in values["explanation"]:
+        if type(text) is not str:
+            raise _wrong("explanation[]", text, _TEXT)
+    for package, version in values["versions"].items():
+        if type(version) is not str:
+            raise _wrong(f"versions[{package!r:.60}]", version, _TEXT)
+    for stage, seconds in values["seconds"].items():
+        if type(seconds) is not float and type(seconds) is not int:
+            raise _wrong(f"seconds[{stage!r:.60}]", seconds, (float,))
+        _check_finite(f"seconds[{stage!r:.60}]", seconds)
+
+
+def _check_finite(name: str, value: float | None) -> None:
+    # An integer past what a float holds is neither; nothing that can be measured is past it.
+    if value is not None and not -sys.float_info.max <= value <= sys.float_info.max:
+        raise TypeError(f"{name} is {'NaN' if value != value else 'past what a number holds'}; it must be finite.")
+
+
+def _evidence(body: Any) -> Evidence:
+    if type(body) is not dict:
+        raise _wrong("evidence[]", body, (dict,))
+    made = Evidence(**body)
+    for name, kinds in EVIDENCE_KINDS.items():
+        if type(getattr(made, name)) not in kinds:
+            raise _wrong(f"evidence[].{name}", getattr(made, name), kinds)
+    return made
 
 
 class RecordWriter:

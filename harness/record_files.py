@@ -107,16 +107,24 @@ def read_plan(records: Path) -> RunPlan | None:
             raise UsageError(
                 f"{path} has plan_version {body['plan_version']!r}, this release reads {PLAN_VERSION}; run again."
             )
-        shard = body["shard"]
-        return RunPlan(_keys(body["planned"]), _keys(body["left_out"]), None if shard is None else (shard[0], shard[1]))
+        return RunPlan(_keys(body["planned"]), _keys(body["left_out"]), _shard(body["shard"]))
     except UsageError:
         raise
-    except (OSError, KeyError, TypeError, ValueError, IndexError):
+    except (OSError, KeyError, TypeError, ValueError, RecursionError):
         raise UsageError(f"{path} is no plan of a run; remove it, or run again.") from None
 
 
 def _keys(pairs: Any) -> tuple[Key, ...]:
     return tuple((str(case_id), str(adapter)) for case_id, adapter in pairs)
+
+
+def _shard(pair: Any) -> tuple[int, int] | None:
+    if pair is None:
+        return None
+    part, parts = pair
+    if type(part) is not int or type(parts) is not int:
+        raise TypeError("a shard is two integers")
+    return part, parts
 
 
 def replace_text(path: Path, text: str) -> None:
