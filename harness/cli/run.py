@@ -12,6 +12,7 @@ import typer
 from harness.cli.progress import RunProgress
 from harness.cli.selection import make_jobs, select_adapters, select_cases
 from harness.cli.summary import exit_code, print_summary, summary_console
+from harness.errors import UsageError
 from harness.record import Record, RecordWriter
 from harness.record_files import new_record_path, write_case, write_plan
 from harness.running.elsewhere import adapters_of
@@ -99,11 +100,15 @@ def run_and_record(
     as_json: bool = False,
     verbose: bool = False,
 ) -> list[Record]:
-    """Run jobs with a progress display, append each record as it is made, and print the summary."""
+    """Run jobs with a progress display, append each record as it is made, and print the summary.
+
+    Raises UsageError where not all could be run, unless there is a finding, which counts for more.
+    """
     path = new_record_path(reports, "run")
     write_plan(path, jobs)
     writer = RecordWriter(path)
     records: list[Record] = []
+    problem: UsageError | None = None
     with RunProgress(len(jobs)) as progress:
 
         def on_record(record: Record) -> None:
@@ -115,6 +120,10 @@ def run_and_record(
 
         try:
             run_jobs(jobs, options, on_record, workers=workers, workers_per_gpu=workers_per_gpu, python=python)
+        except UsageError as why:
+            if not records:
+                raise
+            problem = why
         finally:
             writer.close()
     console = summary_console(stderr=as_json)
@@ -122,6 +131,10 @@ def run_and_record(
     records.sort(key=lambda r: order.get((r.case.id, r.adapter), len(order)))
     print_summary(console, records, leave_cases(records, reports), verbose=verbose)
     console.print(f"\nrecords: {path}", markup=False, highlight=False)
+    if problem is not None:
+        if not any(record.verdict.is_finding for record in records):
+            raise problem
+        console.print(f"\nnot all was run: {problem}", markup=False, highlight=False, style="bold red")
     return records
 
 

@@ -43,6 +43,10 @@ def stage_limit(stage: str, options: RunOptions) -> float:
     return options.prepare_limit if stage in ("start", "prepare") else options.time_limit
 
 
+class WorkerClosed(UsageError):
+    """A worker was asked for after its end."""
+
+
 class WorkerProcess:
     """One worker process on one GPU (or none), started when first needed, replaced when it dies."""
 
@@ -73,7 +77,7 @@ class WorkerProcess:
     def start(self) -> None:
         """Start the process unless it runs, and wait until it answers. Raises UsageError if it cannot."""
         if self._closed:
-            raise UsageError("a worker was asked for after its end.")
+            raise WorkerClosed("a worker was asked for after its end.")
         if self._process is not None and self._process.poll() is None:
             return
         self.renew()  # whatever an ended one started

@@ -9,12 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from harness.environment import core_count, gpu_ids
 from harness.errors import UsageError
 from harness.record import Record
 from harness.running.options import Job, RunOptions
-from harness.running.pool import WorkerProcess
+from harness.running.pool import WorkerClosed, WorkerProcess
 from harness.running.together import MOST_CASES
 from harness.verdict import Stability, Verdict
 
@@ -33,10 +34,29 @@ def make_worker(index: int, python: str = sys.executable) -> WorkerProcess:
 
 
 Held = dict[int, Record]  # records that are judged and wait to be run again, by their job's identity
+NAMED = 6  # cases that were not run, in a sentence
+
+
+class NotAllRun(UsageError):
+    """An adapter could not be had any more in the middle of a run; what it says names the cases that were not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Jobs of one adapter that are not run, for it could be loaded before and cannot any more."""
+
+    adapter: str
+    why: str
+    jobs: Sequence[Job]
+
+    def __str__(self) -> str:
+        named = ", ".join(job.case.name for job in self.jobs[:NAMED])
+        more = f" and {len(self.jobs) - NAMED} more" if len(self.jobs) > NAMED else ""
+        return f"{self.why} {len(self.jobs)} cases of {self.adapter} were not run: {named}{more}."
 
 
 def examine_group(
-    worker: WorkerProcess, jobs: Sequence[Job], options: RunOptions, put: Callable[[Record], None], held: Held
+    worker: WorkerProcess, jobs: Sequence[Job], options: RunOptions, put: Callable[[Job, Record], None], held: Held
 ) -> None:
     """Puts the records of jobs of one adapter: examined together, or one by one where that lost the process.
 
@@ -46,7 +66,7 @@ def examine_group(
 
     def on_settled(index: int, record: Record) -> None:
         settled.add(index)
-        put(record)
+        put(jobs[index], record)
 
     records = worker.examine_many(jobs, options, on_settled) if len(jobs) > 1 else None
     left = [(index, job) for index, job in enumerate(jobs) if index not in settled]
@@ -54,7 +74,7 @@ def examine_group(
         held.update((id(job), records[index]) for index, job in left)
     for _, job in left:
         first = held[id(job)] if id(job) in held else held.setdefault(id(job), worker.examine(job, options))
-        put(rerun(worker, job, options, first))
+        put(job, rerun(worker, job, options, first))
         del held[id(job)]
 
 
@@ -64,13 +84,18 @@ def examine_with_reruns(worker: WorkerProcess, job: Job, options: RunOptions) ->
 
 
 def rerun(worker: WorkerProcess, job: Job, options: RunOptions, record: Record) -> Record:
-    """The record, its stability told if it is a finding."""
+    """The record, its stability told if it is a finding; unknown, and its reason says so, if it cannot be run again."""
     if not (options.rerun and record.verdict.is_finding):
         return record
     was_first = worker.cases_since_start <= 1
     worker.renew()
     quietly = dataclasses.replace(options, explain=False)
-    again = [worker.examine(job, quietly) for _ in range(2)]
+    try:
+        again = [worker.examine(job, quietly) for _ in range(2)]
+    except WorkerClosed:
+        raise
+    except UsageError as problem:  # no fresh process can have the adapter: a lock, a licence, a file that changed
+        return record.replace(reason=f"{record.reason}; it could not be run again: {str(problem).rstrip('.')}")
     verdicts = {r.verdict for r in again}
     if verdicts == {record.verdict}:
         stability = Stability.DETERMINISTIC
@@ -79,6 +104,9 @@ def rerun(worker: WorkerProcess, job: Job, options: RunOptions, record: Record) 
     else:
         stability = Stability.FLAKY
     return record.replace(stability=stability)
+
+
+Done = queue.SimpleQueue[Record | GivenUp | BaseException]
 
 
 class _Todo:
@@ -102,6 +130,13 @@ class _Todo:
                 group.append(self._jobs.popleft())
             return group
 
+    def give_up(self, adapter: str) -> list[Job]:
+        """Takes all that is left of an adapter."""
+        with self._lock:
+            jobs = [job for job in self._jobs if job.adapter == adapter]
+            self._jobs = deque(job for job in self._jobs if job.adapter != adapter)
+            return jobs
+
 
 def run_jobs(
     jobs: Sequence[Job],
@@ -114,16 +149,18 @@ def run_jobs(
 ) -> None:
     """Examine every job, calling `on_record` in this thread as each ends, in no particular order.
 
-    Raises UsageError at once if a job is bad use (an unknown adapter, a fault that fits nothing).
-    KeyboardInterrupt ends the workers and is passed on, after `on_record` was told what is judged by then.
+    Raises UsageError at once if a job is bad use (an unknown adapter, a fault that fits nothing), and NotAllRun at the
+    end if an adapter that had given an answer could not be loaded again: the other adapters' jobs go on. Whatever else
+    ends the run early, KeyboardInterrupt too, is passed on after `on_record` was told what is judged by then.
     """
     if (workers is not None and workers < 1) or workers_per_gpu < 1:
         raise UsageError("--workers and --workers-per-gpu take a number of 1 or more.")
     count = min(workers or default_workers(workers_per_gpu), max(1, len(jobs)))
     todo = _Todo(jobs, count, together=options.fault is None and options.atol is None)
-    done: queue.SimpleQueue[Record | BaseException] = queue.SimpleQueue()
+    done: Done = queue.SimpleQueue()
     halt = threading.Event()
     held: Held = {}
+    worked: set[str] = set()  # adapters that gave an answer
 
     def work(worker: WorkerProcess) -> None:
         try:
@@ -131,7 +168,20 @@ def run_jobs(
                 group = todo.take()
                 if not group:
                     return
-                examine_group(worker, group, options, done.put, held)
+                left = list(group)
+
+                def put(job: Job, record: Record, left: list[Job] = left) -> None:
+                    left.remove(job)
+                    worked.add(job.adapter)
+                    done.put(record)
+
+                try:
+                    examine_group(worker, group, options, put, held)
+                except UsageError as problem:
+                    adapter = group[0].adapter
+                    if adapter not in worked or isinstance(problem, WorkerClosed):
+                        raise
+                    done.put(GivenUp(adapter, str(problem), (*left, *todo.give_up(adapter))))
         except BaseException as problem:  # handed to the calling thread, which raises it
             done.put(problem)
 
@@ -141,19 +191,28 @@ def run_jobs(
             stack.callback(worker.close)
             threading.Thread(target=work, args=(worker,), daemon=True).start()
         stack.callback(halt.set)
+        given_up: list[GivenUp] = []
+        awaited = len(jobs)
         try:
-            for _ in jobs:
+            while awaited:
                 result = done.get()
                 if isinstance(result, BaseException):
                     raise result
-                on_record(result)
-        except KeyboardInterrupt:
+                if isinstance(result, GivenUp):
+                    given_up.append(result)
+                    awaited -= len(result.jobs)
+                else:
+                    awaited -= 1
+                    on_record(result)
+        except BaseException:
             for record in _judged_by_now(done, held):
                 on_record(record)
             raise
+    if given_up:
+        raise NotAllRun(" ".join(map(str, given_up)))
 
 
-def _judged_by_now(done: queue.SimpleQueue[Record | BaseException], held: Held) -> Iterator[Record]:
+def _judged_by_now(done: Done, held: Held) -> Iterator[Record]:
     """What no one has taken from `done`, then findings that were not run again yet: their stability is unknown."""
     seen = set()
     waiting = dict(held)  # first, for a record leaves it only once it is in `done`

@@ -1,4 +1,4 @@
-"""What is judged is told at once, and is not lost when a run is interrupted."""
+"""What is judged is told at once, and is not lost when a run is interrupted, or an adapter cannot be loaded again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cases import AttentionCase, Request
+from harness.errors import UsageError
 from harness.record import Record
 from harness.running import runner
 from harness.running.options import Job, RunOptions
@@ -93,3 +94,63 @@ def test_ctrl_c_keeps_what_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(record.case.seed, record.stability) for record in wrong] == [(3, None)]
     seeds = sorted(record.case.seed for record in records)
     assert set(seeds) == {0, 1, 2, 3, 4, 5}
+
+
+class Once:
+    """A worker whose adapter can be loaded by its first process only: seed 3 is wrong, and everything is alone."""
+
+    def __init__(self, refused: str, problem: Exception) -> None:
+        self.refused, self.problem = refused, problem
+        self.cases_since_start, self.fresh = 0, True
+
+    def examine_many(self, *_: object) -> None:
+        return None
+
+    def examine(self, job: Job, options: RunOptions) -> Record:
+        del options
+        self.cases_since_start += 1
+        if not self.fresh and job.adapter == self.refused:
+            raise self.problem
+        return Record(job.case, job.adapter, Verdict.WRONG if job.case.seed == 3 else Verdict.PASS, "off")
+
+    def renew(self) -> None:
+        self.fresh = False
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def of(adapter: str) -> list[Job]:
+    return [Job(CASE.replace(seed=seed), adapter) for seed in (0, 3, 1, 2)]
+
+
+def test_a_finding_stands_though_its_adapter_cannot_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "make_worker", lambda index, python: Once("a", UsageError("device busy.")))
+    records: list[Record] = []
+    with pytest.raises(runner.NotAllRun, match=r"device busy. 2 cases of a were not run: .*, .*[^,]\.$"):
+        runner.run_jobs(of("a") + of("b"), RunOptions(), records.append, workers=1)
+    assert sorted((r.adapter, r.case.seed) for r in records) == [
+        ("a", 0),
+        ("a", 3),
+        *(("b", seed) for seed in range(4)),
+    ]
+    wrong = {r.adapter: (r.reason, r.stability) for r in records if r.verdict is Verdict.WRONG}
+    assert wrong["a"] == ("off; it could not be run again: device busy", None)
+    assert wrong["b"][0] == "off"
+    assert wrong["b"][1] is not None
+
+
+def test_what_is_judged_is_kept_whatever_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "make_worker", lambda index, python: Once("a", RuntimeError("a bug")))
+    records: list[Record] = []
+    with pytest.raises(RuntimeError, match="a bug"):
+        runner.run_jobs(of("a"), RunOptions(), records.append, workers=1)
+    assert [(r.case.seed, r.verdict) for r in records] == [(0, Verdict.PASS), (3, Verdict.WRONG)]
+
+
+def test_an_adapter_that_never_worked_is_bad_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = Once("a", UsageError("no such thing."))
+    once.fresh = False
+    monkeypatch.setattr(runner, "make_worker", lambda index, python: once)
+    with pytest.raises(UsageError, match=r"^no such thing\.$"):
+        runner.run_jobs(of("a"), RunOptions(), [].append, workers=1)
