@@ -9,7 +9,7 @@ import typer
 
 from cases.errors import CaseError
 from harness import __version__
-from harness.cli.interrupts import INTERRUPTED, nothing_to_keep
+from harness.cli.interrupts import INTERRUPTED, TERMINATED, nothing_to_keep, sigterm_as_ctrl_c
 from harness.errors import UsageError
 
 BAD_USE = 2
@@ -62,30 +62,36 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     """Run the command line; every known mistake ends in one sentence and exit code 2."""
+    with sigterm_as_ctrl_c() as termination:
+        code = _run()
+        if termination.came:
+            _say("terminated; the records made so far are kept.")
+            code = TERMINATED
+        elif code == INTERRUPTED:
+            _say("interrupted; the records made so far are kept.")
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code."""
     try:
         with nothing_to_keep():  # importing torch takes seconds
             register(next((word for word in sys.argv[1:] if not word.startswith("-")), None))
         code = app(standalone_mode=False)
     except (UsageError, CaseError) as problem:
         _say(str(problem))
-        code = BAD_USE
+        return BAD_USE
     except KeyboardInterrupt:
-        code = _interrupted()
+        return INTERRUPTED
     except Exception as problem:
         # typer brings its own copy of click; what both call a usage problem can show itself.
         if type(problem).__name__ == "Abort":
-            code = _interrupted()
-        elif hasattr(problem, "format_message"):
-            _say(f"{problem.format_message()} (`attn-harness {' '.join(sys.argv[1:2])} --help` shows how.)")
-            code = BAD_USE
-        else:
+            return INTERRUPTED
+        if not hasattr(problem, "format_message"):
             raise
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _interrupted() -> int:
-    _say("interrupted; the records made so far are kept.")
-    return INTERRUPTED
+        _say(f"{problem.format_message()} (`attn-harness {' '.join(sys.argv[1:2])} --help` shows how.)")
+        return BAD_USE
+    return code if isinstance(code, int) else 0
 
 
 def _say(sentence: str) -> None:
