@@ -28,6 +28,7 @@ from harness.judging.gather import Outcome, gather_evidence
 from harness.metamorphic.checking import DETERMINISM
 from harness.record import Record
 from harness.running.options import RunOptions
+from harness.running.torch_state import adapters_defaults
 from harness.verdict import Evidence, Verdict
 
 HERE = Path(__file__).parent  # frames of the harness's own running
@@ -63,7 +64,15 @@ def _place_of(cause: BaseException) -> str:
     if not own:
         return ""
     file, line = own[-1]
-    return f"{os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else file}:{line}"
+    return f"{_from_here(file)}:{line}"
+
+
+def _from_here(file: str) -> str:
+    """A path as short as a person would write it."""
+    try:
+        return os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else file
+    except OSError:  # the adapter removed the working directory
+        return file
 
 
 class DoesNotFit(Exception):
@@ -186,9 +195,10 @@ def check_output(output: object, batch: AttentionBatch) -> None:
 
 @contextmanager
 def adapter_at_work(stage: str) -> Iterator[None]:
-    """Whatever leaves an adapter as an exception becomes an AdapterFailure."""
+    """Whatever leaves an adapter as an exception becomes an AdapterFailure; its defaults of torch stay its own."""
     try:
-        yield
+        with adapters_defaults():
+            yield
     except (Exception, SystemExit) as cause:
         raise AdapterFailure(stage, cause) from cause
 

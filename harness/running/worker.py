@@ -36,6 +36,7 @@ from harness.record import Record
 from harness.running.examine import Examiner, Stopwatch, examine, synchronize
 from harness.running.options import EXPLAINED, RunOptions
 from harness.running.together import examine_together
+from harness.running.torch_state import adapters_defaults
 from harness.verdict import Verdict
 
 EXPLAIN_SECONDS = 20.0
@@ -48,6 +49,7 @@ class Worker:
         self.reply = reply
         self.adapters: dict[tuple[str, str | None], tuple[Adapter, Any]] = {}
         self.explained: Counter[str] = Counter()
+        self.folder = os.getcwd()
 
     def handle(self, request: dict[str, Any]) -> None:
         if request["op"] == "ping":
@@ -120,7 +122,9 @@ class Worker:
 
     def _adapter(self, spec: str, fault: str | None) -> tuple[Adapter, Any]:
         if (spec, fault) not in self.adapters:
-            equipped = (load_adapter(spec), None) if fault is None else equip(spec, fault)
+            os.chdir(self.folder)  # which an adapter before may have left: a spec is a path from here
+            with adapters_defaults():
+                equipped = (load_adapter(spec), None) if fault is None else equip(spec, fault)
             refuse_incomplete(spec, equipped[0])
             self.adapters[spec, fault] = equipped
         return self.adapters[spec, fault]

@@ -3,10 +3,11 @@
 import contextlib
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs" / "examples"))
 
 import torch
 from my_kernel import MyKernel
@@ -234,3 +235,31 @@ class Loops(MyKernel):
     def run(self, plan, batch):
         while True:
             pass
+
+
+class RemovesItsFolder(MyKernel):
+    name = "removes-its-folder"
+
+    def run(self, plan, batch):
+        folder = tempfile.mkdtemp()
+        os.chdir(folder)
+        os.rmdir(folder)
+        raise ValueError("no folder")
+
+
+class SetsDefaults(MyKernel):
+    """Leaves torch with other defaults, and wants to find them as it left them."""
+
+    name = "sets-defaults"
+    ran = False
+
+    def run(self, plan, batch):
+        if self.ran:
+            assert torch.zeros(1).device.type == "meta"
+            assert torch.get_default_dtype() is torch.float16
+        torch.set_default_device("cpu")
+        good = super().run(plan, batch)
+        torch.set_default_device("meta")
+        torch.set_default_dtype(torch.float16)
+        type(self).ran = True
+        return good

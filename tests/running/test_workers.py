@@ -35,6 +35,8 @@ def worker() -> Iterator[WorkerProcess]:
         ("MyKernel", Verdict.PASS, ""),
         ("Prints", Verdict.PASS, ""),
         ("Exits", Verdict.CRASH, "exit code 3: about to go"),
+        ("RemovesItsFolder", Verdict.CRASH, "ValueError: no folder"),
+        ("SetsDefaults", Verdict.PASS, ""),
         ("Segfaults", Verdict.CRASH, "SIGSEGV"),
         ("LeavesADaemon", Verdict.CRASH, "exit code 7"),
         ("WritesToEveryPipe", Verdict.CRASH, "in run: no reply is what it wrote to its reply pipe ('hello')"),
@@ -78,6 +80,19 @@ def test_what_an_adapter_raised_is_told_with_its_line(worker: WorkerProcess, nam
 
 def test_a_wrong_kind_of_output_is_no_line_of_the_adapter(worker: WorkerProcess) -> None:
     assert ".py:" not in worker.examine(job("ReturnsTensor"), ONCE).reason
+
+
+def test_a_path_to_an_adapter_counts_from_where_the_worker_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernel.py").symlink_to(FILE)
+    monkeypatch.chdir(tmp_path)
+    process = WorkerProcess(threads=1)
+    try:
+        assert process.examine(job("RemovesItsFolder"), ONCE).verdict is Verdict.CRASH
+        assert process.examine(Job(CASE, "kernel.py:MyKernel"), ONCE).verdict is Verdict.PASS
+    finally:
+        process.stop()
 
 
 def test_worker_is_replaced_after_each_death(worker: WorkerProcess) -> None:
