@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import torch
 import typer
@@ -12,12 +13,16 @@ import typer
 from cases.corpus_io import load_case_file
 from cases.schema import AttentionCase
 from cases.suites import SUITES, load_suite
+from harness.adapter_check import refuse_incomplete
 from harness.adapters.protocol import Adapter
 from harness.adapters.registry import load_adapter
+from harness.cli.apart import AdapterDied, Answer, answer_apart
+from harness.diagnosis.explaining import Explanation
 from harness.diagnosis.explaining import explain as explain_record
 from harness.errors import UsageError
 from harness.faults.registry import equip, load_fault
-from harness.running.examine import Examiner, Stopwatch, examine
+from harness.running.asking import why_unsupported
+from harness.running.examine import AdapterFailure, Examiner, Stopwatch, examine
 from harness.running.options import RunOptions
 from harness.running.worker import pick_device
 from harness.verdict import Verdict
@@ -45,34 +50,51 @@ def explain(
     Example: `attn-harness explain reports/failures/0123456789ab.json --adapter flash-attn-4`
     """
     found = find_case(case)
+    finish(found, adapter, as_json, lambda: _explain(found, adapter, fault, evidence, seconds, as_json))
+
+
+def _explain(
+    found: AttentionCase, adapter: str, fault: str | None, evidence: str, seconds: float, as_json: bool
+) -> Answer:
     examiner = make_examiner(found, adapter, fault)
     options = RunOptions(evidence=evidence, fault=fault, rerun=False)
     record = examine(found, examiner.adapter, options, examiner.device, mutate_plan=examiner.mutate_plan)
     said = explain_record(examiner, record, seconds=seconds)
+    code = 0 if record.verdict is Verdict.PASS else 2 if record.verdict in (Verdict.ERROR, Verdict.UNSUPPORTED) else 1
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "case": found.id,
-                    "adapter": examiner.adapter.name,
-                    "verdict": str(record.verdict),
-                    "lines": list(said.lines),
-                    "fault": said.fault,
-                    "fault_class": said.fault_class,
-                    "residual": said.residual,
-                    "equals": list(said.equals),
-                }
-            )
-        )
-    else:
-        print(f"{found.name} ({found.id}) through {examiner.adapter.name}: {record.verdict} {record.reason}".rstrip())
-        for line in said.lines:
-            print(f"  {line}")
-        for name in said.equals:
-            print(f"  = {name}: {load_fault(name).summary}")
-    if record.verdict in (Verdict.ERROR, Verdict.UNSUPPORTED):
-        raise typer.Exit(2)
-    raise typer.Exit(0 if record.verdict is Verdict.PASS else 1)
+        return Answer(_json(found, examiner.adapter.name, str(record.verdict), said), code)
+    lines = [f"{found.name} ({found.id}) through {examiner.adapter.name}: {record.verdict} {record.reason}".rstrip()]
+    lines += [f"  {line}" for line in said.lines]
+    lines += [f"  = {name}: {load_fault(name).summary}" for name in said.equals]
+    return Answer("\n".join(lines), code)
+
+
+def _json(case: AttentionCase, adapter: str, verdict: str, said: Explanation) -> str:
+    return json.dumps(
+        {
+            "case": case.id,
+            "adapter": adapter,
+            "verdict": verdict,
+            "lines": list(said.lines),
+            "fault": said.fault,
+            "fault_class": said.fault_class,
+            "residual": said.residual,
+            "equals": list(said.equals),
+        }
+    )
+
+
+def finish(case: AttentionCase, adapter: str, as_json: bool, work: Callable[[], Answer]) -> NoReturn:
+    """Do the work in a child, print what it answers and end the command; an adapter that dies there is a CRASH."""
+    try:
+        answer = answer_apart(work)
+    except AdapterDied as death:
+        if as_json:
+            print(_json(case, adapter, str(Verdict.CRASH), Explanation((f"{death}.",))))
+        typer.echo(f"attn-harness: CRASH {adapter} on {case.name} ({case.id}): {death}.", err=True)
+        raise typer.Exit(1) from None
+    print(answer.text)
+    raise typer.Exit(answer.code)
 
 
 def find_case(spec: str) -> AttentionCase:
@@ -88,10 +110,17 @@ def find_case(spec: str) -> AttentionCase:
 
 
 def make_examiner(case: AttentionCase, adapter: str, fault: str | None) -> Examiner:
-    """Runs `adapter`, with a fault in it if one is named, on `case` in this process. Raises UsageError."""
+    """Runs `adapter`, with a fault in it if one is named, on `case` in this process.
+
+    Raises UsageError, and AdapterDied if the adapter raises when it is asked whether it takes the case.
+    """
     made: Adapter
     made, change = (load_adapter(adapter), None) if fault is None else equip(adapter, fault)
-    reason = made.capabilities.unsupported(case)
+    refuse_incomplete(adapter, made)
+    try:
+        reason = why_unsupported(made, case)
+    except AdapterFailure as failure:
+        raise AdapterDied(failure.reason) from failure
     if reason is not None:
         raise UsageError(f"{made.name} does not take this case: {reason}.")
     if not torch.cuda.is_available():

@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.explain import CaseArgument, OneAdapter, PlantedFault, find_case, make_examiner
+from cases.schema import AttentionCase
+from harness.cli.apart import AdapterDied, Answer
+from harness.cli.explain import CaseArgument, OneAdapter, PlantedFault, find_case, finish, make_examiner
 from harness.diagnosis.rendering import fits_text, save_picture, text_picture, worst_place
 from harness.diagnosis.xray import LEVEL, attended_matrix
 from harness.diagnosis.xray_words import row_differences, say_differences
 from harness.errors import UsageError
+from harness.running.asking import prepare
 from harness.running.examine import AdapterFailure, DoesNotFit
 
 
@@ -30,12 +33,23 @@ def xray(
     Example: `attn-harness xray 0123456789ab --adapter flash-attn-3 --picture xray.png`
     """
     found = find_case(case)
+    # The adapter may leave the folder that a path was given from.
+    file = None if picture is None else picture.absolute()
+    finish(found, adapter, False, lambda: _xray(found, adapter, fault, request, head, file))
+
+
+def _xray(
+    found: AttentionCase, adapter: str, fault: str | None, request: int | None, head: int | None, picture: Path | None
+) -> Answer:
     examiner = make_examiner(found, adapter, fault)
     try:
+        prepare(examiner.adapter, found)
         attended = attended_matrix(found, lambda data: examiner.run(data, LEVEL)[1].out, examiner.device)
     except ValueError as problem:
         raise UsageError(str(problem)) from None
-    except (AdapterFailure, DoesNotFit) as problem:
+    except AdapterFailure as failure:
+        raise AdapterDied(failure.reason) from None
+    except DoesNotFit as problem:
         raise UsageError(f"no X-ray of {examiner.adapter.name}: {problem}.") from None
     worst = worst_place(attended)
     at_request, at_head = worst[0] if request is None else request, worst[1] if head is None else head
@@ -44,16 +58,15 @@ def xray(
     if not 0 <= at_head < found.num_qo_heads:
         raise UsageError(f"--head is {at_head}; the case has heads 0..{found.num_qo_heads - 1}.")
     differences = row_differences(attended)
-    print(
+    lines = [
         f"{found.name} ({found.id}) through {examiner.adapter.name}: {len(differences)} of {found.total_q} rows differ"
-    )
-    for line in say_differences(found, differences, limit=6):
-        print(f"  {line}")
+    ]
+    lines += [f"  {line}" for line in say_differences(found, differences, limit=6)]
     if fits_text(found, at_request):
-        print("\n".join(text_picture(attended, at_request, at_head)))
+        lines += text_picture(attended, at_request, at_head)
     elif picture is None:
-        print("too large for text; give --picture FILE.png")
+        lines.append("too large for text; give --picture FILE.png")
     if picture is not None:
         save_picture(attended, at_request, at_head, picture)
-        print(f"wrote {picture}")
-    raise typer.Exit(1 if differences else 0)
+        lines.append(f"wrote {picture}")
+    return Answer("\n".join(lines), 1 if differences else 0)
