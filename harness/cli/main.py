@@ -10,6 +10,7 @@ import typer
 from cases.errors import CaseError
 from harness import __version__
 from harness.cli.interrupts import INTERRUPTED, TERMINATED, nothing_to_keep, sigterm_as_ctrl_c
+from harness.cli.outputs import lasting_outputs
 from harness.errors import UsageError
 
 BAD_USE = 2
@@ -62,8 +63,12 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     """Run the command line; every known mistake ends in one sentence and exit code 2."""
-    with sigterm_as_ctrl_c() as termination:
+    with sigterm_as_ctrl_c() as termination, lasting_outputs() as outputs:
         code = _run()
+        untold = outputs.flush()
+        if untold is not None:
+            _say(untold)
+            code = code or BAD_USE
         if termination.came:
             _say("terminated; the records made so far are kept.")
             code = TERMINATED

@@ -1,0 +1,57 @@
+"""A reader that leaves, a full disk: neither is a finding, and neither ends a run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HARNESS = [sys.executable, "-m", "harness.cli.main"]
+
+
+def without_a_reader(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command with a standard output that nobody reads."""
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as gone:
+        gone.wait()
+        return subprocess.run(
+            [*HARNESS, *arguments], stdout=gone.stdin, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+        )
+
+
+@pytest.mark.parametrize("command", ["list cases --suite smoke", "list schema --json", "run --help", "--help"])
+def test_a_closed_pipe_ends_a_command_quietly(command: str) -> None:
+    done = without_a_reader(*command.split())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("adapter", "code"), [("torch-sdpa", 0), ("WrongOnSeed3", 1)])
+@pytest.mark.parametrize("form", ["--json", "--verbose"])
+def test_a_run_without_a_reader_keeps_every_record_and_tells_the_verdict(
+    form: str, adapter: str, code: int, tmp_path: Path
+) -> None:
+    cases = tmp_path / "cases"
+    cases.mkdir()
+    for seed in range(2, 5):
+        case = {"schema_version": 1, "requests": [[9, 3]], "seed": seed}
+        (cases / f"{seed}.json").write_text(json.dumps(case))
+    file = Path(__file__).parents[1] / "running" / "misbehaving.py"
+    spec = adapter if adapter == "torch-sdpa" else f"{file}:{adapter}"
+    reports = tmp_path / "reports"
+    done = without_a_reader("run", "--cases", str(cases), "-a", spec, form, "--reports", str(reports))
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code
+    (records,) = reports.glob("*.jsonl")
+    assert len(records.read_text().splitlines()) == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", ["list cases --suite smoke", "--help"])
+def test_a_full_disk_is_one_sentence(command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*HARNESS, *command.split()], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("attn-harness: cannot write to standard output: No space left on device")
+    assert done.stderr.count("\n") == 1
