@@ -30,7 +30,7 @@ def adapters_defaults() -> Iterator[None]:
         yield
         return
     ours = _held()
-    if _state.theirs is not None:
+    if _state.theirs is not None and _state.theirs != ours:
         _hold(_state.theirs)
     _state.inside = True
     try:
@@ -38,7 +38,8 @@ def adapters_defaults() -> Iterator[None]:
     finally:
         _state.inside = False
         _state.theirs = _held()
-        _hold(ours)
+        if _state.theirs != ours:
+            _hold(ours)
 
 
 def _held() -> Defaults:
@@ -47,7 +48,5 @@ def _held() -> Defaults:
 
 def _hold(wanted: Defaults) -> None:
     device, dtype = wanted
-    if torch.get_default_device() != device:
-        torch.set_default_device(None if device.type == "cpu" else device)  # None: as if it had never been set
-    if torch.get_default_dtype() != dtype:
-        torch.set_default_dtype(dtype)
+    torch.set_default_device(None if device.type == "cpu" else device)  # None: as if it had never been set
+    torch.set_default_dtype(dtype)

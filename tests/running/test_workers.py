@@ -36,7 +36,6 @@ def worker() -> Iterator[WorkerProcess]:
         ("Prints", Verdict.PASS, ""),
         ("Exits", Verdict.CRASH, "exit code 3: about to go"),
         ("RemovesItsFolder", Verdict.CRASH, "ValueError: no folder"),
-        ("SetsDefaults", Verdict.PASS, ""),
         ("Segfaults", Verdict.CRASH, "SIGSEGV"),
         ("LeavesADaemon", Verdict.CRASH, "exit code 7"),
         ("WritesToEveryPipe", Verdict.CRASH, "in run: no reply is what it wrote to its reply pipe ('hello')"),
@@ -80,6 +79,12 @@ def test_what_an_adapter_raised_is_told_with_its_line(worker: WorkerProcess, nam
 
 def test_a_wrong_kind_of_output_is_no_line_of_the_adapter(worker: WorkerProcess) -> None:
     assert ".py:" not in worker.examine(job("ReturnsTensor"), ONCE).reason
+
+
+def test_an_adapter_finds_the_defaults_of_torch_that_it_left_and_the_harness_its_own(worker: WorkerProcess) -> None:
+    worker.renew()
+    told = [worker.examine(job("SetsDefaults", CASE.replace(seed=seed)), ONCE) for seed in range(2)]
+    assert [(record.verdict, record.reason) for record in told] == [(Verdict.PASS, "")] * 2
 
 
 def test_a_path_to_an_adapter_counts_from_where_the_worker_began(
