@@ -59,7 +59,7 @@ def fuzz(
 ) -> None:
     """Draw cases, shrink and explain what fails, and go on to find something else.
 
-    Exit code 0 without a finding, 1 with one, 130 after Ctrl-C; everything found is kept.
+    Exit code 0 without a finding, 1 with one, 130 after Ctrl-C and 143 after SIGTERM; everything found is kept.
 
     Example: `attn-harness fuzz --adapter flash-attn-4 --minutes 10 --seed 1`
     """
