@@ -132,7 +132,8 @@ def replace_text(path: Path, text: str) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("w", encoding="utf-8") as file:
+        # A reason may hold half a surrogate pair, which is no UTF-8: what an adapter raised can be any text.
+        with scratch.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

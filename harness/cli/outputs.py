@@ -2,6 +2,7 @@
 
 `attn-harness run ... | head` closes the pipe while cases still run. The run goes on, every record is kept, and the exit
 code says what the verdicts say; Python's own end of it, and click's, would be exit code 1, which means a finding.
+A character that the encoding cannot hold is escaped for the same reason.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def lasting_outputs() -> Iterator[Outputs]:
         lasting = io.TextIOWrapper(
             io.BufferedWriter(outputs.files[name]),
             encoding=stream.encoding,
-            errors=stream.errors,
+            errors="backslashreplace" if stream.errors == "strict" else stream.errors,
             line_buffering=stream.line_buffering,
         )
         setattr(sys, name, lasting)

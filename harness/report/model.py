@@ -159,7 +159,7 @@ def worst_place(record: Record) -> dict[str, Any] | None:
     """Where it fails worst (request, position, row, head): by what failed, and of that by what decides."""
     for evidence in sorted(record.evidence, key=lambda e: (e.passed is not False, not e.decides)):
         place = evidence.measure.get("worst")
-        if isinstance(place, dict) and "request" in place and "position" in place:
+        if isinstance(place, dict) and type(place.get("request")) is int and type(place.get("position")) is int:
             return place
     return None
 

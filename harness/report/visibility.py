@@ -33,7 +33,7 @@ def picture_rows(record: Record, place: dict[str, Any] | None) -> dict[str, Any]
     first_query, first_key, keys: what part; rows: [first, last) of the visible keys of each query;
     marked: the row of the worst place; extra, missing: [q, first, last] where the record has an X-ray.
     """
-    xray = next((e.measure for e in record.evidence if e.kind == "xray"), None)
+    xray = next((e.measure for e in record.evidence if e.kind == "xray" and _is_xray(e.measure)), None)
     if xray is not None:
         request, head = int(xray["request"]), xray.get("head")
         touched = [q for q, _, _ in (*xray.get("extra", ()), *xray.get("missing", ()))]
@@ -68,6 +68,18 @@ def picture_rows(record: Record, place: dict[str, Any] | None) -> dict[str, Any]
         "extra": [] if xray is None else list(xray.get("extra", ())),
         "missing": [] if xray is None else list(xray.get("missing", ())),
     }
+
+
+def _is_xray(measure: dict[str, Any]) -> bool:
+    """Whether a measure has what is drawn of an X-ray: a file of records may come from anywhere."""
+    spans = [measure.get("extra", []), measure.get("missing", [])]
+    return type(measure.get("request")) is int and all(
+        isinstance(rows, list) and all(map(_is_span, rows)) for rows in spans
+    )
+
+
+def _is_span(span: Any) -> bool:
+    return isinstance(span, list) and len(span) == 3 and all(type(number) is int for number in span)
 
 
 def _part(start: int, length: int, around: int, most: int) -> tuple[int, int]:

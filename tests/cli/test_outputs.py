@@ -1,6 +1,7 @@
 """A reader that leaves, a full disk: neither is a finding, and neither ends a run."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,16 @@ def test_a_full_disk_is_one_sentence(command: str) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("attn-harness: cannot write to standard output: No space left on device")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_the_encoding_lacks_is_escaped() -> None:
+    code = "from harness.cli.outputs import lasting_outputs\nwith lasting_outputs(): print('caf\\u00e9 \\udc80')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"caf\\xe9 \\udc80\n"

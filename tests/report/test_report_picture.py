@@ -1,11 +1,14 @@
 """The picture of a finding: held against the reference's own visibility rule."""
 
+from typing import Any
+
 import pytest
 import torch
 from synthetic import a_case, a_finding
 
 from cases import Request
 from cases.ragged import query_rows
+from harness.report.model import worst_place
 from harness.report.visibility import MAX_KEYS, MAX_ROWS, picture_rows, visible_keys
 from harness.verdict import Evidence
 from references.visibility import visible_interval
@@ -50,3 +53,23 @@ def test_an_xray_gives_what_was_seen() -> None:
 
 def test_without_a_place_there_is_no_picture() -> None:
     assert picture_rows(a_finding(0), None) is None
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        {},
+        {"request": "x", "extra": [], "missing": []},
+        {"request": 0, "extra": [5], "missing": []},
+        {"request": 0, "extra": [], "missing": [["a", 0, 1]]},
+    ],
+)
+def test_an_xray_of_another_shape_is_not_drawn(measure: dict[str, Any]) -> None:
+    record = a_finding(a_case(0, requests=(Request(3, 2),), window_left=2))
+    odd = record.replace(evidence=(*record.evidence, Evidence("xray", None, measure, decides=False)))
+    assert picture_rows(odd, None) is None
+
+
+def test_a_place_of_another_type_is_no_place() -> None:
+    odd = Evidence("bound", False, {"worst": {"request": "x", "position": [1]}})
+    assert worst_place(a_finding(0).replace(evidence=(odd,))) is None

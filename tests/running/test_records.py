@@ -9,7 +9,7 @@ import pytest
 from cases import AttentionCase, Execution, Request
 from harness.errors import UsageError
 from harness.record import EVIDENCE_KINDS, FIELDS, KINDS, Record, RecordWriter, read_records
-from harness.record_files import read_plan
+from harness.record_files import read_plan, replace_text
 from harness.verdict import EVIDENCE_FIELDS, Evidence, Stability, Verdict
 
 RECORD = Record(
@@ -129,3 +129,8 @@ def test_an_odd_plan_is_refused(tmp_path: Path, shard: str) -> None:
     plan.write_text(f'{{"plan_version": 1, "planned": [], "left_out": [], "shard": {shard}}}')
     with pytest.raises(UsageError, match="is no plan of a run"):
         read_plan(tmp_path / "r.jsonl")
+
+
+def test_text_that_is_no_unicode_can_be_written(tmp_path: Path) -> None:
+    replace_text(tmp_path / "report.md", "raised \udc80")
+    assert (tmp_path / "report.md").read_text() == "raised \\udc80"
