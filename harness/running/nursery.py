@@ -54,7 +54,8 @@ class Nursery:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [python, "-m", __name__, module, str(theirs.fileno())],
+                    # -P: a file of the current folder that is named as a module of Python's (random.py) is not it.
+                    [python, "-P", "-m", __name__, module, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=stderr,

@@ -179,3 +179,15 @@ def test_a_worker_imports_nothing_that_it_does_not_need() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     listed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert listed.stdout.strip() == "[]"
+
+
+def test_a_file_beside_the_adapter_is_not_taken_for_a_module_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('mine')\n")
+    monkeypatch.chdir(tmp_path)
+    process = WorkerProcess(threads=1)
+    try:
+        assert process.examine(Job(CASE, "torch-sdpa"), ONCE).verdict is Verdict.PASS
+    finally:
+        process.stop()
