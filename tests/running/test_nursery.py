@@ -186,6 +186,7 @@ def test_a_file_beside_the_adapter_is_not_taken_for_a_module_of_python(
 ) -> None:
     (tmp_path / "random.py").write_text("raise RuntimeError('mine')\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the caller's may name the current folder
     process = WorkerProcess(threads=1)
     try:
         assert process.examine(Job(CASE, "torch-sdpa"), ONCE).verdict is Verdict.PASS
