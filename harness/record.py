@@ -74,7 +74,7 @@ class Record:
             values = {name: body[name] for name in FIELDS}
             for name, kinds in KINDS.items():
                 if type(values[name]) not in kinds:
-                    raise _wrong(name, values[name], kinds)
+                    raise wrong_type(name, values[name], kinds)
             _check_inside(values)
             is_known = known is not None and body["case_id"] == known.id
             values["case"] = known if is_known else AttentionCase.from_json(body["case"])
@@ -92,34 +92,35 @@ class Record:
 FIELDS = tuple(Record.__dataclass_fields__)
 
 # -- types: what reads records trusts them, and files of records are handed from one person to another ------------
-_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER = (str,), (str, type(None)), (float, int, type(None))
+TEXT, MAYBE_TEXT, MAYBE_NUMBER = (str,), (str, type(None)), (float, int, type(None))
 # Exact types, as the JSON reader makes them: a bool is no number. What is not named here is checked by what it becomes.
 KINDS: dict[str, tuple[type, ...]] = {
-    "adapter": _TEXT,
-    "reason": _TEXT,
-    "suite": _MAYBE_TEXT,
-    "fault": _MAYBE_TEXT,
-    "max_abs_diff": _MAYBE_NUMBER,
-    "atol": _MAYBE_NUMBER,
+    "adapter": TEXT,
+    "reason": TEXT,
+    "suite": MAYBE_TEXT,
+    "fault": MAYBE_TEXT,
+    "max_abs_diff": MAYBE_NUMBER,
+    "atol": MAYBE_NUMBER,
     "evidence": (list,),
-    "poison": _MAYBE_TEXT,
+    "poison": MAYBE_TEXT,
     "explanation": (list,),
     "versions": (dict,),
-    "device": _TEXT,
+    "device": TEXT,
     "seconds": (dict,),
-    "time": _TEXT,
+    "time": TEXT,
 }
 EVIDENCE_KINDS: dict[str, tuple[type, ...]] = {
-    "kind": _TEXT,
+    "kind": TEXT,
     "passed": (bool, type(None)),
     "measure": (dict,),
-    "message": _TEXT,
+    "message": TEXT,
     "decides": (bool,),
 }
 _WORDS = {str: "text", float: "a number", int: "a number", bool: "true or false", list: "a list", dict: "an object"}
 
 
-def _wrong(name: str, value: Any, kinds: tuple[type, ...]) -> TypeError:
+def wrong_type(name: str, value: Any, kinds: tuple[type, ...]) -> TypeError:
+    """What to raise for a value of a type that is none of `kinds`."""
     wanted = " or ".join(dict.fromkeys(_WORDS.get(kind, "null") for kind in kinds))
     shown = _WORDS[type(value)] if isinstance(value, (list, dict)) else f"{value!r:.60}"
     return TypeError(f"{name} is {shown}; it must be {wanted}.")
@@ -128,20 +129,26 @@ def _wrong(name: str, value: Any, kinds: tuple[type, ...]) -> TypeError:
 def _check_inside(values: dict[str, Any]) -> None:
     """The numbers finite, and what the lists and objects of text and numbers hold. Raises TypeError."""
     for name in ("max_abs_diff", "atol"):
-        _check_finite(name, values[name])
+        check_finite(name, values[name])
     for text in values["explanation"]:
         if type(text) is not str:
-            raise _wrong("explanation[]", text, _TEXT)
-    for package, version in values["versions"].items():
-        if type(version) is not str:
-            raise _wrong(f"versions[{package!r:.60}]", version, _TEXT)
+            raise wrong_type("explanation[]", text, TEXT)
+    check_versions(values["versions"])
     for stage, seconds in values["seconds"].items():
         if type(seconds) is not float and type(seconds) is not int:
-            raise _wrong(f"seconds[{stage!r:.60}]", seconds, (float,))
-        _check_finite(f"seconds[{stage!r:.60}]", seconds)
+            raise wrong_type(f"seconds[{stage!r:.60}]", seconds, (float,))
+        check_finite(f"seconds[{stage!r:.60}]", seconds)
 
 
-def _check_finite(name: str, value: float | None) -> None:
+def check_versions(versions: dict[str, Any]) -> None:
+    """Raises TypeError for a version that is no text."""
+    for package, version in versions.items():
+        if type(version) is not str:
+            raise wrong_type(f"versions[{package!r:.60}]", version, TEXT)
+
+
+def check_finite(name: str, value: float | None) -> None:
+    """Raises TypeError for NaN, infinity and what no float holds."""
     # An integer past what a float holds is neither; nothing that can be measured is past it.
     if value is not None and not -sys.float_info.max <= value <= sys.float_info.max:
         raise TypeError(f"{name} is {'NaN' if value != value else 'past what a number holds'}; it must be finite.")
@@ -149,11 +156,11 @@ def _check_finite(name: str, value: float | None) -> None:
 
 def _evidence(body: Any) -> Evidence:
     if type(body) is not dict:
-        raise _wrong("evidence[]", body, (dict,))
+        raise wrong_type("evidence[]", body, (dict,))
     made = Evidence(**body)
     for name, kinds in EVIDENCE_KINDS.items():
         if type(getattr(made, name)) not in kinds:
-            raise _wrong(f"evidence[].{name}", getattr(made, name), kinds)
+            raise wrong_type(f"evidence[].{name}", getattr(made, name), kinds)
     return made
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.errors import UsageError
 from harness.figures import certificates, error_over_bound, total_seconds
-from harness.record import Record
+from harness.record import MAYBE_NUMBER, MAYBE_TEXT, TEXT, Record, check_finite, check_versions, wrong_type
 from harness.record_files import Key, replace_text
 from harness.verdict import Verdict
 
@@ -176,7 +176,44 @@ def _pair(figure: Figure | None) -> list[float] | None:
 
 
 def _figure(pair: Any) -> Figure | None:
-    return None if pair is None else Figure(float(pair[0]), float(pair[1]))
+    if pair is None:
+        return None
+    if type(pair) is not list or len(pair) != 2:
+        raise wrong_type("a figure", pair, (list,))
+    for number in pair:
+        if type(number) not in (float, int):
+            raise wrong_type("a figure", number, (float,))
+        check_finite("a figure", number)
+    return Figure(float(pair[0]), float(pair[1]))
+
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "case_id": TEXT,
+    "adapter": TEXT,
+    "case_name": TEXT,
+    "suite": MAYBE_TEXT,
+    "certificates": (dict,),
+    "runs": (int,),
+    "seconds": MAYBE_NUMBER,
+    "versions": (dict,),
+    "device": TEXT,
+}
+
+
+def _check_types(values: dict[str, Any]) -> None:
+    """Raises TypeError with the field's name: a baseline is a file in git, which people merge by hand."""
+    for name, kinds in KINDS.items():
+        if type(values[name]) not in kinds:
+            raise wrong_type(name, values[name], kinds)
+    check_versions(values["versions"])
+    check_finite("seconds", values["seconds"])
+
+
+def _certificate(value: Any) -> tuple[bool | None, Figure | None]:
+    passed, pair = value
+    if passed is not None and type(passed) is not bool:
+        raise wrong_type("a certificate's passed", passed, (bool, type(None)))
+    return passed, _figure(pair)
 
 
 def _to_json(entry: Entry) -> dict[str, Any]:
@@ -190,12 +227,15 @@ def _to_json(entry: Entry) -> dict[str, Any]:
 def _from_json(body: dict[str, Any], where: str) -> Entry:
     try:
         values = {f.name: body[f.name] for f in dataclasses.fields(Entry)}
+        _check_types(values)
         values["verdict"] = Verdict(body["verdict"])
         values["max_abs_diff"] = _figure(body["max_abs_diff"])
         values["error_over_bound"] = _figure(body["error_over_bound"])
-        values["certificates"] = {n: (passed, _figure(pair)) for n, (passed, pair) in body["certificates"].items()}
+        values["certificates"] = {name: _certificate(value) for name, value in body["certificates"].items()}
     except KeyError as missing:
         raise UsageError(f"{where} has no field {missing}; take the baseline from git again.") from None
     except (AttributeError, TypeError, ValueError, IndexError) as problem:
-        raise UsageError(f"{where} cannot be read: {problem}; take the baseline from git again.") from None
+        raise UsageError(
+            f"{where} cannot be read: {str(problem).rstrip('.')}; take the baseline from git again."
+        ) from None
     return Entry(**values)

@@ -75,6 +75,33 @@ def test_a_broken_baseline_is_one_sentence(tmp_path: Path, break_it, said: str) 
     assert str(path) in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("case_id", {}, "case_id is an object; it must be text"),
+        ("device", None, "device is None; it must be text"),
+        ("versions", None, "versions is None; it must be an object"),
+        ("versions", {"torch": 2}, "versions['torch'] is 2; it must be text"),
+        ("runs", "3", "runs is '3'; it must be a number"),
+        ("seconds", [], "seconds is a list; it must be a number or null"),
+        ("max_abs_diff", "12", "a figure is '12'; it must be a list"),
+        ("max_abs_diff", ["1", 0], "a figure is '1'; it must be a number"),
+        ("max_abs_diff", [10**400, 0], "a figure is past what a number holds"),
+        ("certificates", {"flat": [1, None]}, "passed is 1; it must be true or false or null"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_with_its_place(
+    tmp_path: Path, field: str, value: object, said: str
+) -> None:
+    path = tmp_path / "x.jsonl"
+    write_baseline(path, baseline_from_records([a_record(0)]))
+    header, entry = path.read_text().splitlines()
+    path.write_text(f"{header}\n{json.dumps(json.loads(entry) | {field: value})}\n")
+    with pytest.raises(UsageError) as refusal:
+        read_baseline(path)
+    assert f"x.jsonl line 2 cannot be read: {said}" in str(refusal.value).replace("a certificate's ", "")
+
+
 def test_no_baseline_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="gate --update"):
         read_baseline(tmp_path / "none.jsonl")
