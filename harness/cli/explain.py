@@ -45,7 +45,7 @@ def explain(
 ) -> None:
     """Run one case and, if it is not right, say what the kernel does wrong.
 
-    Exit code 0 if the case passes, 1 if there was something to explain.
+    Exit code 0 if the case passes, 1 if there was something to explain, a crash of the adapter included.
 
     Example: `attn-harness explain reports/failures/0123456789ab.json --adapter flash-attn-4`
     """

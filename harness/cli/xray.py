@@ -28,7 +28,7 @@ def xray(
 ) -> None:
     """Recover from outputs alone which keys each query attended to, and draw it against what it should see.
 
-    Exit code 1 if any row attended to other keys.
+    Exit code 1 if any row attended to other keys, or the adapter crashed.
 
     Example: `attn-harness xray 0123456789ab --adapter flash-attn-3 --picture xray.png`
     """
