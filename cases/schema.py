@@ -171,7 +171,9 @@ def _case_id(case: AttentionCase) -> str:
 def _from_json(body: object) -> AttentionCase:
     if not isinstance(body, Mapping):
         raise CaseError(f"a case is a JSON object, not {type(body).__name__}; see `attn-harness list schema`.")
-    version = body.get("schema_version")
+    if "schema_version" not in body:
+        raise CaseError(f'the case has no schema_version; add "schema_version": {SCHEMA_VERSION}.')
+    version = body["schema_version"]
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise CaseError(f"schema_version is {version!r}; this release reads version {SCHEMA_VERSION}.")
     if version > SCHEMA_VERSION:

@@ -80,7 +80,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 def _schema() -> list[dict[str, Any]]:
     """Every field of a case with its type, default and choices."""
     defaults = AttentionCase(requests=(Request(0, 1),)).to_json()
-    rows: list[dict[str, Any]] = [{"name": "schema_version", "type": "int", "default": SCHEMA_VERSION}]
+    rows: list[dict[str, Any]] = [{"name": "schema_version", "type": "int", "default": f"required: {SCHEMA_VERSION}"}]
     for field in dataclasses.fields(AttentionCase):
         default = "required: [[prefix_len, extend_len], ...]" if field.name == "requests" else defaults[field.name]
         row = {"name": field.name, "type": str(field.type), "default": json.dumps(default)}

@@ -294,7 +294,7 @@ def _body(**changes: object) -> dict[str, object]:
 
 REFUSED_JSON = [
     ([], "a case is a JSON object, not list; see `attn-harness list schema`."),
-    ({"requests": [[3, 2]]}, "schema_version is None; this release reads version 1."),
+    ({"requests": [[3, 2]]}, 'the case has no schema_version; add "schema_version": 1.'),
     (_body(schema_version="1"), "schema_version is '1'; this release reads version 1."),
     (_body(schema_version=True), "schema_version is True; this release reads version 1."),
     (_body(schema_version=2), "schema_version is 2, this release reads up to 1; update attn-harness."),
