@@ -1,7 +1,8 @@
 """Findings of one kind told once: which records of a run fail alike.
 
 Alike are failures of one adapter with one verdict that a common named fault explains, or, where nothing names
-them, that raised the same words at the same line, or that fail the same kinds of evidence.
+them, that raised the same words at the same line, or that fail the same kinds of evidence. A run explains an adapter's
+first few failures; those it did not try to explain may be the same again, and are told as more, not as another kind.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ NAMED = re.compile(r"([\w+.-]+): .*\((?:class |fails with)")
 SAME = "the same on this case: "
 NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 LINE = re.compile(r" \(at [^()]*\)$")
+EXPLAINABLE = (Verdict.WRONG, Verdict.POISONED)
+NOT_TRIED = "explanation not tried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Group:
 
     what: str
     records: tuple[Record, ...]
+    more: bool = False  # not tried, beside others of the adapter and verdict that were explained
 
     @property
     def first(self) -> Record:
@@ -36,13 +40,29 @@ class Group:
 
 
 def group_findings(findings: Sequence[Record]) -> list[Group]:
-    """Every finding once, groups in the order of their first record."""
-    groups: list[Group] = []
+    """Every finding once: groups in the order of their first record, what was not tried after what was explained."""
+    order = {id(record): at for at, record in enumerate(findings)}
+    groups: list[tuple[int, Group]] = []
     for key in dict.fromkeys((r.adapter, r.verdict) for r in findings):
         mine = [r for r in findings if (r.adapter, r.verdict) == key]
-        groups += [*_by_fault(mine), *_unnamed([r for r in mine if not faults_named(r)])]
-    order = {id(record): at for at, record in enumerate(findings)}
-    return sorted(groups, key=lambda group: order[id(group.records[0])])
+        left = [r for r in mine if not_tried(r)] if any(r.explanation for r in mine) else []
+        tried = [r for r in mine if not not_tried(r)] if left else mine
+        told = [*_by_fault(tried), *_unnamed([r for r in tried if not faults_named(r)])]
+        groups += [(order[id(group.records[0])], group) for group in told]
+        if left:
+            groups.append((max(at for at, _ in groups[-len(told) :]), Group(NOT_TRIED, tuple(left), more=True)))
+    return [group for _, group in sorted(groups, key=lambda placed: placed[0])]
+
+
+def not_tried(record: Record) -> bool:
+    """A wrong answer that nothing tried to explain: a run tries an adapter's first few."""
+    return record.verdict in EXPLAINABLE and not record.explanation
+
+
+def failed_kinds(record: Record) -> tuple[str, ...]:
+    """The kinds of evidence that fail, the certificates as one."""
+    kinds = {e.kind.split("/")[0] if e.kind.startswith("certificate/") else e.kind for e in _failed(record)}
+    return tuple(sorted(kinds))
 
 
 def faults_named(record: Record) -> tuple[str, ...]:
@@ -76,13 +96,13 @@ def _unnamed(records: Sequence[Record]) -> list[Group]:
 
 def _kind(record: Record) -> str:
     """What failed, without what differs from case to case."""
-    if record.verdict not in (Verdict.WRONG, Verdict.POISONED):
+    if record.verdict not in EXPLAINABLE:
         place = LINE.search(record.reason)
         words = NUMBER.sub("#", LINE.sub("", record.reason))
         return words + (place[0] if place else "")
-    failed = {e.kind.split("/")[0] if e.kind.startswith("certificate/") else e.kind for e in _failed(record)}
-    seen = f"fails {', '.join(sorted(failed))}" if failed else "fails"
-    return f"{seen}; {'no named fault explains it' if record.explanation else 'not explained'}"
+    failed = failed_kinds(record)
+    seen = f"fails {', '.join(failed)}" if failed else "fails"
+    return f"{seen}; {'no named fault explains it' if record.explanation else NOT_TRIED}"
 
 
 def _failed(record: Record) -> list[Evidence]:

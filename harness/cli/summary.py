@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.cli.grouping import Group, group_findings
+from harness.cli.grouping import Group, failed_kinds, group_findings, not_tried
 from harness.figures import RELATION
 from harness.record import Record
 from harness.verdict import Verdict
@@ -52,7 +52,11 @@ def print_summary(
 
 def _print_group(console: Console, group: Group, replay_files: dict[str, str], *, verbose: bool) -> None:
     record, others = group.first, [r for r in group.records if r is not group.first]
-    told = f"{len(group.records)} cases, {group.what}; first: " if others else ""
+    told = ""
+    if group.more:
+        told = f"{len(group.records)} more case{'s' if others else ''}, {group.what}; {'first: ' if others else ''}"
+    elif others:
+        told = f"{len(group.records)} cases, {group.what}; first: "
     console.print(f"\n{record.verdict} {record.adapter}  {told}{record.case.name}", markup=False, style="bold red")
     console.print(f"  {record.reason}", markup=False)
     for line in record.explanation:
@@ -61,12 +65,16 @@ def _print_group(console: Console, group: Group, replay_files: dict[str, str], *
         counts = Counter(str(r.stability) for r in group.records)
         each = ", ".join(f"{count} {stability}" for stability, count in counts.items())
         console.print(f"  run three times: {each if others else record.stability}", markup=False)
+    kinds = Counter(", ".join(failed_kinds(r)) for r in group.records) if group.more else Counter()
+    if len(kinds) > 1:  # they may be of more than one kind
+        console.print(f"  fail: {'; '.join(f'{count} {kind}' for kind, count in kinds.items())}", markup=False)
     if record.case.id in replay_files:
         fault = f" --fault {record.fault}" if record.fault else ""
         fault += " --evidence metamorphic" if _only_a_relation_fails(record) else ""
-        console.print(
-            f"  attn-harness replay {replay_files[record.case.id]} --adapter {record.adapter}{fault}", markup=False
-        )
+        again = f"{replay_files[record.case.id]} --adapter {record.adapter}{fault}"
+        console.print(f"  attn-harness replay {again}", markup=False)
+        if not_tried(record):
+            console.print(f"  explanation not tried; to try: attn-harness explain {again}", markup=False)
     if verbose:
         for other in others:
             console.print(f"  also {other.case.id} {other.case.name}: {other.reason}", markup=False)

@@ -64,10 +64,27 @@ def test_what_nothing_names_is_grouped_by_what_fails() -> None:
         wrong(0, "bound", "certificate/flat"),
         wrong(1, "lse"),
         wrong(2, "bound", "certificate/step", "certificate/flat"),
-        named(3, "wide"),
     ]
-    assert [s for _, s in seeds(records)] == [[0, 2], [1], [3]]
-    assert "fails bound, certificate; not explained" in text(records)
+    assert [s for _, s in seeds(records)] == [[0, 2], [1]]
+    assert "2 cases, fails bound, certificate; explanation not tried" in text(records)
+    searched = [r.replace(explanation=("no named fault explains this: x (window)",)) for r in records]
+    assert seeds([*searched, named(3, "wide")]) == [
+        ("fails bound, certificate; no named fault explains it", [0, 2]),
+        ("fails lse; no named fault explains it", [1]),
+        ("wide", [3]),
+    ]
+
+
+def test_what_was_not_tried_is_more_beside_what_was_explained() -> None:
+    records = [wrong(0, "bound"), named(1, "wide"), named(2, "wide"), wrong(3, "bound"), wrong(4, "lse")]
+    assert seeds(records) == [("wide", [1, 2]), ("explanation not tried", [0, 3, 4])]
+    said = text(records)
+    assert "WRONG a  3 more cases, explanation not tried; first: extend-9+3" in said
+    assert "fail: 2 bound; 1 lse" in said
+    assert "to try: attn-harness explain failures/0.json --adapter a\n" in said
+    assert said.count("attn-harness explain") == 1
+    assert "WRONG a  1 more case, explanation not tried; extend-9+3" in text(records[:3])
+    assert "more" not in text([*records[1:3], record(5, Verdict.CRASH, "run raised X"), record(6, adapter="b")])
 
 
 def test_every_finding_is_in_one_group() -> None:
@@ -91,10 +108,10 @@ def test_faults_that_an_explanation_names(lines: tuple[str, ...], faults: tuple[
 
 
 def test_a_group_is_told_once_with_its_count_and_first_case() -> None:
-    records = [record(n, reason="error 1", stability=Stability.DETERMINISTIC) for n in range(11)]
+    records = [record(n, Verdict.CRASH, "error 1", stability=Stability.DETERMINISTIC) for n in range(11)]
     records.append(named(11, "wide").replace(stability=Stability.FLAKY))
     said = text([*records, named(12, "wide")])
-    assert "WRONG a  11 cases, fails; not explained; first: extend-9+3" in said
+    assert "CRASH a  11 cases, error #; first: extend-9+3" in said
     assert "WRONG a  2 cases, wide; first: extend-9+3" in said
     assert said.count("attn-harness replay") == 2
     assert "run three times: 11 deterministic" in said
