@@ -9,7 +9,7 @@ ARGS   ?=
 
 ifdef NO_INSTALL
 BIN      := $(PYTHON)
-SETUP    :=
+SETUP    := needs
 else
 BIN      := $(VENV)/bin/python
 SETUP    := $(VENV)/.installed
@@ -17,7 +17,7 @@ endif
 
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: run test lint setup clean help
+.PHONY: run test lint setup needs clean help
 
 help:
 	@sed -n 's/^# //p' $(MAKEFILE_LIST) | head -n 5
@@ -35,6 +35,11 @@ $(VENV)/.installed: pyproject.toml
 	@echo "torch is there, now the rest"
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
+
+# What the python that is there must have.
+NEEDS := torch numpy typer rich jinja2 matplotlib hypothesis pytest xdist transformers
+needs:
+	@$(PYTHON) -c "import importlib.util, sys; missing = [n for n in sys.argv[1:] if importlib.util.find_spec(n) is None]; missing and sys.exit('NO_INSTALL=1 uses $(PYTHON), which lacks ' + ', '.join(missing) + '; install them, or leave NO_INSTALL out.')" $(NEEDS)
 
 run: $(SETUP)
 	$(BIN) -m harness.cli.main run $(ARGS)
