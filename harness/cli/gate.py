@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.unbegun import removed_if_unbegun
 from harness.environment import installed_versions
 from harness.errors import UsageError
 from harness.gate.baseline import Baseline, baseline_from_records, baseline_path, read_baseline, write_baseline
@@ -231,7 +232,7 @@ def _run(
     typed = {load_adapter(job.adapter).name: job.adapter for job in scope.jobs if is_file_spec(job.adapter)}
     found: list[Record] = []
     writer = RecordWriter(path)
-    with RunProgress(len(jobs)) as progress:
+    with removed_if_unbegun(path), RunProgress(len(jobs)) as progress:
 
         def on_record(record: Record) -> None:
             named = record.replace(adapter=typed.get(record.adapter, record.adapter))

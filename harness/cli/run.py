@@ -12,6 +12,7 @@ import typer
 from harness.cli.progress import RunProgress
 from harness.cli.selection import make_jobs, select_adapters, select_cases
 from harness.cli.summary import exit_code, print_summary, summary_console
+from harness.cli.unbegun import removed_if_unbegun
 from harness.errors import UsageError
 from harness.record import Record, RecordWriter
 from harness.record_files import new_record_path, write_case, write_plan
@@ -109,7 +110,7 @@ def run_and_record(
     writer = RecordWriter(path)
     records: list[Record] = []
     problem: UsageError | None = None
-    with RunProgress(len(jobs)) as progress:
+    with removed_if_unbegun(path), RunProgress(len(jobs)) as progress:
 
         def on_record(record: Record) -> None:
             writer.write(record)

@@ -17,6 +17,7 @@ from harness.cli import run as command
 from harness.cli.summary import exit_code
 from harness.errors import UsageError
 from harness.record import Record, read_records
+from harness.record_files import load_records, plan_path
 from harness.running.options import Job, RunOptions
 from harness.verdict import Verdict
 
@@ -45,8 +46,23 @@ def test_a_finding_counts_for_more_than_what_was_not_run(
     else:
         assert exit_code(command.run_and_record([Job(CASE, "a")], RunOptions(), tmp_path)) == code
         assert "not all was run: device busy." in capsys.readouterr().out
+    files = list(tmp_path.iterdir())
+    if not verdicts:
+        assert not files, "bad use before any record: there was no run that could have lost its cases"
+        return
     (file,) = tmp_path.glob("run-*.jsonl")
+    assert plan_path(file) in files
     assert [record.verdict for record in read_records(file)] == verdicts
+
+
+def test_an_interrupted_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_jobs(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_jobs", run_jobs)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_and_record([Job(CASE, "a")], RunOptions(), tmp_path)
+    assert load_records([tmp_path]).planned == ((CASE.id, "a"),)
 
 
 def descendants(pid: int) -> set[int]:

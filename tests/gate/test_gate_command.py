@@ -55,6 +55,13 @@ def test_a_finding_fails_and_its_replay_command_comes_last(good: Path, run_gate)
     assert type(case).from_json(json.loads((good / "failures" / f"{case.id}.json").read_text())) == case
 
 
+def test_bad_use_of_a_gate_that_would_run_leaves_no_run(good: Path, run_gate) -> None:
+    asked = ("-s", "quick", "--adapter", "torch-sdpa", "--update", "--workers", "0")
+    answer = run_gate("-b", "b", "--reports", good, *asked)
+    assert (answer.code, "--workers" in answer.err) == (2, True)
+    assert not [*good.glob("gate-*")]
+
+
 def test_json_has_it_all(good: Path, run_gate) -> None:
     now = write_records(good / "now.jsonl", [a_finding(0), *(a_record(n) for n in range(1, 4))])
     body = json.loads(run_gate("-b", "b", "--reports", good, "--records", now, "--json").out)
