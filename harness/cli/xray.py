@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,19 @@ def xray(
     found = find_case(case)
     # The adapter may leave the folder that a path was given from.
     file = None if picture is None else picture.absolute()
+    if file is not None:
+        refuse_unwritable(file)
     finish(found, adapter, False, lambda: _xray(found, adapter, fault, request, head, file))
+
+
+def refuse_unwritable(picture: Path) -> None:
+    """Raises UsageError, before the work, where no picture can be written."""
+    if picture.is_dir():
+        raise UsageError(f"--picture is {picture}, a folder; give the name of a PNG file.")
+    if not picture.parent.is_dir():
+        raise UsageError(f"--picture is {picture}, and there is no folder {picture.parent}; make it first.")
+    if not os.access(picture if picture.exists() else picture.parent, os.W_OK):
+        raise UsageError(f"--picture is {picture}, which may not be written; name another place.")
 
 
 def _xray(
@@ -67,6 +80,9 @@ def _xray(
     elif picture is None:
         lines.append("too large for text; give --picture FILE.png")
     if picture is not None:
-        save_picture(attended, at_request, at_head, picture)
+        try:
+            save_picture(attended, at_request, at_head, picture)
+        except (OSError, ValueError) as problem:  # a full disk, or an ending that no picture has
+            raise UsageError(f"cannot write {picture}: {problem}.") from None
         lines.append(f"wrote {picture}")
     return Answer("\n".join(lines), 1 if differences else 0)
