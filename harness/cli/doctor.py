@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from cases.errors import CaseError
 from cases.schema import AttentionCase, Request
 from cases.suites import load_suite
 from harness.adapter_check import protocol_problems, rule_problem
@@ -59,6 +62,24 @@ def doctor(
     - `attn-harness doctor --prebuild smoke --arch 9.0a --export smoke.tar.xz`
     - `attn-harness doctor --import smoke.tar.xz`
     """
+    try:
+        code = _doctor(tuple(adapter or ()), suites, arch, jobs, export, parcel, as_json)
+    except (UsageError, CaseError) as problem:
+        if as_json:  # who reads the JSON is told too
+            print(json.dumps({"error": str(problem)}))
+        raise
+    raise typer.Exit(code)
+
+
+def _doctor(
+    adapters: tuple[str, ...],
+    suites: list[str] | None,
+    arch: str | None,
+    jobs: int | None,
+    export: Path | None,
+    parcel: Path | None,
+    as_json: bool,
+) -> int:
     if not suites and (arch is not None or jobs is not None or export is not None):
         raise UsageError("--arch, --jobs and --export go with --prebuild SUITE.")
     if suites and parcel is not None:
@@ -67,12 +88,18 @@ def doctor(
         from harness.prebuild.command import Wish, import_parcel, prebuild
 
         if parcel is not None:
-            raise typer.Exit(import_parcel(parcel, as_json=as_json))
+            return import_parcel(parcel, as_json=as_json)
         cases = tuple(case for suite in suites or () for case in load_suite(suite))
-        raise typer.Exit(prebuild(Wish(cases, tuple(adapter or ()), arch, jobs, export), as_json=as_json))
-    console = Console()
-    if adapter:
-        raise typer.Exit(max(_check_one(console, spec) for spec in adapter))
+        return prebuild(Wish(cases, adapters, arch, jobs, export), as_json=as_json)
+    if adapters:
+        checks = []
+        for spec in adapters:
+            checks.append(_check_one(spec))
+            if not as_json:
+                _print_check(checks[-1])
+        if as_json:
+            print(json.dumps({"checked": [dataclasses.asdict(check) for check in checks]}))
+        return max(check.code for check in checks)
     facts: dict[str, Any] = {
         "versions": installed_versions(),
         "gpus": list(gpu_ids()),
@@ -84,8 +111,8 @@ def doctor(
     if as_json:
         print(json.dumps(facts))
     else:
-        _print_facts(console, facts)
-    raise typer.Exit(0 if any(a["runs"] for a in facts["adapters"]) else 2)
+        _print_facts(Console(), facts)
+    return 0 if any(a["runs"] for a in facts["adapters"]) else 2
 
 
 def _print_facts(console: Console, facts: dict[str, Any]) -> None:
@@ -103,21 +130,44 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
         console.print(sentence, markup=False, highlight=False)
 
 
-def _check_one(console: Console, spec: str) -> int:
-    """Protocol first; then one small case in a worker. 0 fine, 1 wrong answers, 2 not an adapter."""
+@dataclass(frozen=True, slots=True)
+class Check:
+    """An adapter's problems with the protocol; where it has none, what one small case gave."""
+
+    adapter: str
+    problems: list[str]
+    case: str | None = None
+    verdict: Verdict | None = None
+    reason: str = ""
+
+    @property
+    def code(self) -> int:
+        """0 fine, 1 wrong answers, 2 not an adapter."""
+        if self.verdict is None or self.verdict is Verdict.ERROR:
+            return 2
+        return 1 if self.verdict.is_finding else 0
+
+
+def _check_one(spec: str) -> Check:
+    """Protocol first; then one small case in a worker. Raises UsageError where there is no such adapter."""
     adapter = registry.load_adapter(spec)
-    problems = protocol_problems(adapter)
+    problems = list(protocol_problems(adapter))
     if not problems and (odd := rule_problem(adapter, PROBE)):
         problems = [odd]
-    for problem in problems:
-        console.print(f"{spec} {problem}.", markup=False, highlight=False, soft_wrap=True)
     if problems:
-        return 2
-    console.print(f"{spec} follows the adapter protocol.", markup=False, highlight=False)
+        return Check(spec, problems)
     worker = make_worker(0)
     try:
         record = worker.examine(Job(PROBE, spec), RunOptions(rerun=False))
     finally:
         worker.stop()
-    console.print(f"one small case ({PROBE.name}): {record.verdict} {record.reason}", markup=False, highlight=False)
-    return 1 if record.verdict.is_finding else 2 if record.verdict is Verdict.ERROR else 0
+    return Check(spec, [], PROBE.name, record.verdict, record.reason)
+
+
+def _print_check(check: Check) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for problem in check.problems:
+        console.print(f"{check.adapter} {problem}.", markup=False)
+    if not check.problems:
+        console.print(f"{check.adapter} follows the adapter protocol.", markup=False)
+        console.print(f"one small case ({check.case}): {check.verdict} {check.reason}".rstrip(), markup=False)

@@ -32,6 +32,23 @@ def test_doctor_tells_a_rule_that_cannot_be_used(
     assert says in said
 
 
+def test_doctor_says_the_same_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("doctor", "-a", f"{FILE}:RefusesWithANumber", "-a", "torch-sdpa", "--json")
+    assert run_main(monkeypatch, *asked) == 2
+    refused, fine = json.loads(capsys.readouterr().out)["checked"]
+    assert "returned 5; return a reason" in refused["problems"][0]
+    assert (refused["verdict"], fine["problems"], fine["verdict"]) == (None, [], "PASS")
+
+
+@pytest.mark.parametrize("asked", ["-a nope", "--prebuild quick -a nope --arch 9.0a", "--prebuild nope", "--jobs 3"])
+def test_doctor_that_cannot_begin_says_so_as_json(
+    asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "doctor", *asked.split(), "--json") == 2
+    said = capsys.readouterr()
+    assert said.err == f"attn-harness: {json.loads(said.out)['error']}\n"
+
+
 @pytest.fixture
 def case(tmp_path: Path) -> str:
     file = tmp_path / "case.json"
