@@ -41,7 +41,7 @@ def faults(
 ) -> None:
     """Plant every known fault and say which evidence catches it, and which no case can see.
 
-    Exit code 1 if a fault that a case can show is missed, or a control is reported.
+    Exit code 1 if a fault that a case can show is missed, or a control is reported; 2 if nothing could be planted.
 
     Example: `attn-harness faults --suite smoke`
     """
@@ -64,6 +64,10 @@ def faults(
         print(json.dumps([dataclasses.asdict(r) | {"as_it_should": r.as_it_should} for r in results]))
     else:
         _print_sensitivity(results, cases)
+    if not any(r.shots for r in results):
+        reasons = {r.blind for r in results if r.blind}
+        why = reasons.pop() if len(reasons) == 1 else "none of these faults shows in these cases on these adapters"
+        raise UsageError(f"nothing was planted: {why}; choose another suite, adapter or fault.")
     raise typer.Exit(0 if all(r.as_it_should for r in results) else 1)
 
 
@@ -177,6 +181,8 @@ def _blame(
     from harness.diagnosis.blame import blame_all
 
     told = blame_all(specs, cases, adapters, processes=processes, on_result=tick)
+    if not told:
+        raise UsageError("nothing was planted that an output shows; choose another suite, adapter or fault.")
     if as_json:
         print(json.dumps([dataclasses.asdict(b) for b in told]))
         return 0

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from cases.schema import AttentionCase, Mode, Request
 from harness.cli.faults import faults
+from harness.errors import UsageError
 from harness.faults.fuzz_cost import FuzzCost, draw_cases
 from harness.faults.parallel import map_faults
 from harness.faults.protocol import Fault, FaultClass
@@ -195,3 +196,11 @@ def test_command_fuzz():
     assert found["fault"] == "page-offset-dropped"
     assert len(found["drawn"]) == 20
     assert found["median"] is not None
+
+
+@pytest.mark.parametrize("also", [(), ("--json",), ("--blame",)])
+def test_nothing_planted_is_no_success(also):
+    asked = ("--fault", "window-one-too-wide", "--suite", "quick", "--adapter", "torch-sdpa", *also)
+    end = command(*asked).exception
+    assert isinstance(end, UsageError)
+    assert "nothing was planted" in str(end)
