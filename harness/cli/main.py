@@ -94,9 +94,15 @@ def _run() -> int:
             return INTERRUPTED
         if not hasattr(problem, "format_message"):
             raise
-        _say(f"{problem.format_message()} (`attn-harness {' '.join(sys.argv[1:2])} --help` shows how.)")
+        _say(_how_to(problem.format_message()))
         return BAD_USE
     return code if isinstance(code, int) else 0
+
+
+def _how_to(problem: str) -> str:
+    """The problem, "" where no command was named and the help was shown, and whose help says more."""
+    command = [word for word in sys.argv[1:2] if word in COMMANDS]
+    return f"{problem or 'name a command.'} (`{' '.join(['attn-harness', *command, '--help'])}` shows how.)"
 
 
 def _say(sentence: str) -> None:

@@ -53,9 +53,11 @@ def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("xray good.json -a torch-sdpa --picture nowhere/x.png", "nowhere; make it first"),
         ("xray good.json -a torch-sdpa --picture .", "a folder; give the name of a PNG file"),
         ("xray good.json -a torch-sdpa --picture x.nonsense", "cannot write"),
+        ("", "name a command. (`attn-harness --help` shows how.)"),
+        ("run --bogus", "(`attn-harness run --help` shows how.)"),
         ("run --bogus", "No such option"),
         ("list nonsense", "no list of 'nonsense'"),
-        ("bogus", "No such command"),
+        ("bogus", "No such command 'bogus'. (`attn-harness --help` shows how.)"),
     ],
 )
 def test_one_sentence_and_exit_2(
