@@ -157,6 +157,17 @@ class Forks(MyKernel):
         return AttentionOutput(good.out + 1) if type(self).runs > 2 else good
 
 
+class LeavesAChild(MyKernel):
+    """Starts a process that does nothing and outlasts the case, as a compiler or a server of a library's does."""
+
+    name = "leaves-a-child"
+
+    def run(self, plan, batch):
+        if os.fork() == 0:
+            time.sleep(3600)
+        return super().run(plan, batch)
+
+
 class ExitsPolitely(MyKernel):
     name = "exits-politely"
 

@@ -91,13 +91,22 @@ def test_each_finding_is_run_again_in_a_process_of_its_own(worker: WorkerProcess
     assert set(found) == {Stability.STATE_DEPENDENT}
 
 
-def test_a_process_takes_its_children_with_it(worker: WorkerProcess, tmp_path: Path) -> None:
-    worker.examine(job("Forks"), ONCE)
-    group = pid_of(worker)
+def living_in(group: int) -> list[str]:
+    """The processes of a group that are no zombies, as `ps` lists them."""
+    listed = subprocess.run(["ps", "-eo", "pgid=,pid=,stat="], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.split()[0] == str(group) and "Z" not in line.split()[2]]
+
+
+def test_a_process_takes_its_children_with_it(worker: WorkerProcess) -> None:
     worker.renew()
-    listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
-    alive = [line for line in listed.splitlines() if line.split()[0] == str(group) and "Z" not in line]
-    assert alive == []
+    worker.examine(job("LeavesAChild"), ONCE)
+    group = pid_of(worker)
+    assert len(living_in(group)) == 2  # the worker and its child
+    worker.renew()
+    until = time.monotonic() + 20.0  # a kill is sent at once and takes effect when the process is next scheduled
+    while living_in(group) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert living_in(group) == []
 
 
 def test_a_lost_nursery_is_replaced(worker: WorkerProcess) -> None:
