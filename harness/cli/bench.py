@@ -17,6 +17,7 @@ from harness.bench.measure import measure
 from harness.bench.mixes import DEFAULT_CASES, MIXES, chosen_mixes
 from harness.bench.rendering import print_measurements, print_stages, read_baseline
 from harness.bench.shared import measure_shared
+from harness.cli.consoles import make_console
 from harness.environment import core_count, installed_versions
 from harness.errors import UsageError
 from harness.running.options import RunOptions
@@ -65,7 +66,7 @@ def bench(
     torch.set_num_threads(threads)
     before = {} if baseline is None else read_baseline(baseline)
     chosen = chosen_mixes(mix or ["short"])
-    console = Console(stderr=as_json, width=None if Console().is_terminal else 160)
+    console = make_console(stderr=as_json)
     body: dict[str, Any] = {
         "bench_format": FORMAT,
         "versions": installed_versions(),

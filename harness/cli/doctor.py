@@ -20,6 +20,7 @@ from harness.adapter_check import protocol_problems, rule_problem
 from harness.adapters import registry
 from harness.adapters.sglang.report import sglang_report
 from harness.adapters.vllm.report import vllm_report
+from harness.cli.consoles import make_console
 from harness.environment import core_count, gpu_ids, installed_versions
 from harness.errors import UsageError
 from harness.running.options import Job, RunOptions
@@ -111,7 +112,7 @@ def _doctor(
     if as_json:
         print(json.dumps(facts))
     else:
-        _print_facts(Console(), facts)
+        _print_facts(make_console(), facts)
     return 0 if any(a["runs"] for a in facts["adapters"]) else 2
 
 

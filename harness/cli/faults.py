@@ -12,8 +12,10 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cases.schema import AttentionCase
+from harness.cli.consoles import make_console
 from harness.cli.selection import select_adapters, select_cases
 from harness.environment import core_count, gpu_ids
 from harness.errors import UsageError
@@ -97,14 +99,14 @@ def _ticker(total: int) -> Callable[[Any], None]:
 
 # -- sensitivity ---------------------------------------------------------------------------------
 def _print_sensitivity(results: Sequence[Sensitivity], cases: Sequence[AttentionCase]) -> None:
-    console = Console(width=max(120, Console().width))
+    console = make_console(least=120)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("fault", "cases", "caught", *KINDS, "first caught by"):
         table.add_column(column, justify="left" if column in ("fault", "first caught by") else "right")
     for r in (r for r in results if not r.is_control and r.cases):
         first = "" if r.first is None else f"{r.first[1]} {r.first[2].removesuffix('@emulated')}"
         marks = [str(r.fired[kind]) if kind in r.fired else "" for kind in KINDS]
-        caught = f"{r.caught}/{r.shots}" if r.caught else f"[bold red]MISSED 0/{r.shots}[/]"
+        caught = f"{r.caught}/{r.shots}" if r.caught else Text(f"MISSED 0/{r.shots}", "bold red")
         table.add_row(r.fault, str(r.cases), caught, *marks, first)
     console.print(table)
     _print_ladder(console, results)
@@ -159,7 +161,7 @@ def _fuzz(
     if as_json:
         print(json.dumps([dataclasses.asdict(c) | {"median": c.median} for c in costs]))
     else:
-        console = Console(width=max(100, Console().width))
+        console = make_console(least=100)
         table = Table("fault", "median cases", "seeds that caught it", box=box.SIMPLE_HEAD, pad_edge=False)
         for cost in sorted((c for c in costs if not c.is_control), key=lambda c: (c.median is None, c.median or 0)):
             median = f"> {number}" if cost.median is None else f"{cost.median:g}"
@@ -186,10 +188,10 @@ def _blame(
     if as_json:
         print(json.dumps([dataclasses.asdict(b) for b in told]))
         return 0
-    console = Console(width=max(140, Console().width))
+    console = make_console(least=140)
     table = Table("fault", "adapter", "first explanation", "", box=box.SIMPLE_HEAD, pad_edge=False)
     for b in told:
-        word = "named" if b.named else "equal here" if b.equal else "class" if b.classed else "[bold red]missed[/]"
+        word = "named" if b.named else "equal here" if b.equal else "class" if b.classed else Text("missed", "bold red")
         table.add_row(b.fault, b.adapter.removesuffix("@emulated"), b.said or f"none ({b.said_class})", word)
     console.print(table)
     count = max(1, len(told))

@@ -13,10 +13,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.cli.consoles import make_console
 from harness.cli.interrupts import INTERRUPTED, nothing_to_keep
 from harness.cli.run import AtolOption, EvidenceOption, FaultOption, PythonOption, ReportsOption
 from harness.cli.selection import select_adapters
-from harness.cli.summary import summary_console
 from harness.errors import UsageError
 from harness.running.options import RunOptions
 from harness.verdict import Verdict
@@ -95,7 +95,7 @@ def fuzz(
         session = DistributedSession(options, run_options, reports, address=ray, redis=redis)
     sys.stderr.write(f"seed {options.seed}, profile {profile}, {session.folder}\n")
     result = session.run()
-    console = summary_console(stderr=as_json)
+    console = make_console(stderr=as_json)
     _print_summary(console, result, coverage)
     if as_json:
         print(json.dumps(_as_json(options, result)))

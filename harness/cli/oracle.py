@@ -7,9 +7,9 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from harness.cli.consoles import make_console
 from harness.errors import UsageError
 from references.oracle import (
     DTYPES,
@@ -87,7 +87,7 @@ def _print_table(rows: list[OracleRow], masks: MaskComparison | None) -> None:
         table.add_column(name, justify="left" if name in ("model", "layer", "dtype", "") else "right")
     for cells in table_cells(rows):
         table.add_row(*cells)
-    console = Console()
+    console = make_console()
     console.print(table)
     console.print(LEGEND, highlight=False)
     console.print(summary(rows), highlight=False)

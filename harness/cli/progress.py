@@ -27,7 +27,7 @@ class RunProgress:
         self._next_line = time.monotonic() + PLAIN_EVERY
 
     def __enter__(self) -> RunProgress:
-        if self._console.is_terminal:
+        if sys.stderr.isatty():  # not what rich takes for one: with FORCE_COLOR it is any file
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.consoles import make_console
 from harness.cli.progress import RunProgress
 from harness.cli.selection import make_jobs, select_adapters, select_cases
-from harness.cli.summary import exit_code, print_summary, summary_console
+from harness.cli.summary import exit_code, print_summary
 from harness.cli.unbegun import removed_if_unbegun
 from harness.errors import UsageError
 from harness.record import Record, RecordWriter
@@ -127,7 +128,7 @@ def run_and_record(
             problem = why
         finally:
             writer.close()
-    console = summary_console(stderr=as_json)
+    console = make_console(stderr=as_json)
     order = {(job.case.id, job.adapter): at for at, job in enumerate(jobs)}
     records.sort(key=lambda r: order.get((r.case.id, r.adapter), len(order)))
     print_summary(console, records, leave_cases(records, reports), verbose=verbose)

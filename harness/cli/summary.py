@@ -17,13 +17,6 @@ from harness.verdict import Verdict
 SHOWN_GROUPS = 12
 SHOWN_IDS = 6
 SHOWN_REASONS = 6
-PLAIN_WIDTH = 140  # columns where there is no terminal to ask
-
-
-def summary_console(stderr: bool = False) -> Console:
-    """A console that does not fold a table to 80 columns in a log file."""
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=PLAIN_WIDTH)
 
 
 def exit_code(records: Sequence[Record]) -> int:
