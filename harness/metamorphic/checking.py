@@ -61,6 +61,8 @@ class RunsVariants(Protocol):
     @property
     def watch(self) -> Watch: ...
 
+    def unsupported(self, case: AttentionCase, label: str) -> str | None: ...
+
     def variant(
         self,
         case: AttentionCase,
@@ -144,7 +146,7 @@ def _check(
     measure: dict[str, Any] = {"runs": 0, "bitwise": True, "max_abs_diff": 0.0, "max_lse_diff": None, "ratio": None}
     outside = None
     for variant in relation.variants(subject):
-        reason = runs.adapter.capabilities.unsupported(variant.case)
+        reason = runs.unsupported(variant.case, variant.label)
         if reason is not None:
             outside = f"with {variant.label} the case is outside what the adapter takes: {reason}"
             continue

@@ -140,6 +140,14 @@ class Examiner:
             synchronize(self.device)
         return output
 
+    def unsupported(self, case: AttentionCase, label: str) -> str | None:
+        """Why the adapter does not take another case, which differs from this one as `label` says, or None.
+
+        Raises AdapterFailure.
+        """
+        with adapter_at_work(f"capabilities with {label}"):
+            return self.adapter.capabilities.unsupported(case)
+
     def variant(
         self,
         case: AttentionCase,

@@ -16,6 +16,7 @@ from cases.ragged import kv_rows
 from cases.recipes import make_data
 from cases.schema import AttentionCase, Execution, PageOrder, Poison
 from cases.suites import load_suite
+from harness.adapters.capabilities import Capabilities
 from harness.adapters.registry import load_adapter
 from harness.figures import RELATION
 from harness.metamorphic.checking import RELATIONS
@@ -183,6 +184,15 @@ def test_what_an_adapter_raises_on_another_run_names_the_run():
     record = judged(WINDOW, RefusesOne())
     assert record.verdict is Verdict.CRASH
     assert record.reason.startswith("run with request 0 alone raised RuntimeError: no such kernel")
+
+
+def test_a_rule_that_raises_on_another_case_is_a_crash_that_names_the_run():
+    class RuleRaisesOnOneRequest(kernels.Kernel):
+        capabilities = Capabilities(softcap=False, rules=(lambda case: None if 1 / (len(case.requests) - 1) else "",))
+
+    record = judged(WINDOW, RuleRaisesOnOneRequest())
+    assert record.verdict is Verdict.CRASH
+    assert record.reason.startswith("capabilities with request 0 alone raised ZeroDivisionError"), record.reason
 
 
 CASES = [
