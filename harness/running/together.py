@@ -8,39 +8,33 @@ alone, from the same output: a second run could be right where the first was not
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase
 from cases.together import merged, merged_data, numbers
 from harness.adapters.protocol import Adapter, AttentionOutput
-from harness.judging.compare import NO_LSE, check_shape, finite, largest_error, largest_ratio, lse_error, under_atol
+from harness.judging.compare import check_shape
 from harness.judging.gather import judge_own
-from harness.judging.tolerances import default_atol, lse_tolerance
-from harness.judging.traits import kernel_traits, row_sum_traits
-from harness.judging.where import row_place
+from harness.judging.maps import Maps, holding_evidence
+from harness.judging.tolerances import default_atol
 from harness.record import Record
 from harness.running.examine import AdapterFailure, Examiner, Stopwatch, adapter_at_work, examine, synchronize
 from harness.running.options import RunOptions
 from harness.verdict import Evidence
-from references.error_bounds import lse_bounds, row_bounds
 from references.golden import GoldenOutput, golden_attention
-from references.moments import RowMoments
 
-Figures = NDArray[np.float64]
 _reuse_outputs: set[str] = set()  # names of adapters seen to write every output to the same memory
 MOST_CASES = 32
 # Numbers of a group (see `_numbers_of`): beyond it launching is not what takes the time. Golden and judging hold about
 # five times as many in fp64.
 MOST_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 27}
+_LOOK_AHEAD = {"cuda"}  # devices that compute while the host goes on; elsewhere two groups would only take more memory
 MEMORY_SHARE = 1 << 10  # on a GPU at most one number for so many bytes that it has
 
 
@@ -121,65 +115,136 @@ def examine_together(
     on_record: Callable[[int, Record], None] = lambda _index, _record: None,
 ) -> list[Record]:
     """The records that `examine` gives for each of `cases`, in their order; each is told to `on_record`, with its
-    index, as soon as it is made.
+    index, as soon as it is made: groups first, then the cases that are alone.
 
     Raises whatever ends a process's use of its device, so that the caller can examine the cases in fresh ones.
     """
-    own: dict[int, Own] = {}
-    for group in groups(cases, adapter, options, device):
-        if len(group) > 1:
-            watch = Stopwatch(device, announce, exact=exact_stages)
-            found = own_evidence([cases[i] for i in group], adapter, options, watch)
-            own |= zip(group, found, strict=True) if found is not None else ()
-    records = []
-    for index, case in enumerate(cases):
-        mine = own.get(index)
-        record = examine(case, adapter, options, device, announce=announce, exact_stages=exact_stages, own=mine)
+    records: dict[int, Record] = {}
+
+    def make(index: int, mine: Own | None) -> None:
+        made = examine(cases[index], adapter, options, device, announce=announce, exact_stages=exact_stages, own=mine)
         if mine is not None:
             for stage, seconds in (*mine.seconds.items(), ("total", sum(mine.seconds.values()))):
-                record.seconds[stage] = round(record.seconds.get(stage, 0.0) + seconds, 6)
-        records.append(record)
-        on_record(index, record)
-    return records
+                made.seconds[stage] = round(made.seconds.get(stage, 0.0) + seconds, 6)
+        records[index] = made
+        on_record(index, made)
+
+    for group in own_evidence(cases, adapter, options, device, announce, exact_stages):
+        for index, mine in group.items():
+            make(index, mine)
+    for index in range(len(cases)):
+        if index not in records:
+            make(index, None)
+    return [records[index] for index in range(len(cases))]
 
 
 def own_evidence(
-    cases: Sequence[AttentionCase], adapter: Adapter, options: RunOptions, watch: Stopwatch
-) -> list[Own] | None:
-    """What `gather_evidence` finds on the own data of each case; None if the adapter hands out one buffer again and
-    again, so that the outputs of a group cannot be held."""
-    whole, device = merged(cases), watch.device
-    with watch.stage("draw"):
-        data, each = merged_data(cases, device)
-    with watch.stage("golden"):  # before the kernels, which may overwrite their inputs
-        golden = golden_attention(whole, data, moments=True)
-    examiners = [Examiner(case, adapter, device, watch) for case in cases]
-    # All before the first kernel, which is waited for: a GPU works on golden meanwhile.
-    batches = [
-        examiner.build(own_data, examiner.case.poison.weaker(adapter.poison))
-        for examiner, own_data in zip(examiners, each, strict=True)
-    ]
-    outputs: list[AttentionOutput | AdapterFailure] = []
-    held: list[tuple[int, int]] = []
-    for case, examiner, batch in zip(cases, examiners, batches, strict=True):
-        try:
-            if hasattr(adapter, "prepare"):
-                with watch.stage("prepare"), adapter_at_work("prepare"):
-                    adapter.prepare(case)
-            output = examiner.answer(batch)
+    cases: Sequence[AttentionCase],
+    adapter: Adapter,
+    options: RunOptions,
+    device: torch.device,
+    announce: Callable[[str], None],
+    exact_stages: bool,
+) -> Iterator[dict[int, Own]]:
+    """What `gather_evidence` finds on the own data of each case that can share, by its index, group by group.
+
+    A GPU is given golden of the next group before the verdicts of this one are waited for: it computes while
+    the host makes records and the next batches. Ends where the adapter is seen to hand out one buffer again and again,
+    so that the outputs of a group cannot be held.
+    """
+
+    def begin(members: Sequence[int]) -> Group:
+        watch = Stopwatch(device, announce, exact=exact_stages)
+        return Group([cases[i] for i in members], adapter, options, watch)
+
+    shared = [members for members in groups(cases, adapter, options, device) if len(members) > 1]
+    ahead: Group | None = None
+    for number, members in enumerate(shared, 1):
+        group = begin(members) if ahead is None else ahead
+        if not group.run():
+            return
+        group.compare()
+        ahead = begin(shared[number]) if number < len(shared) and device.type in _LOOK_AHEAD else None
+        yield dict(zip(members, group.evidence(), strict=True))
+
+
+class Group:
+    """Cases on their way through one adapter together: drawn, and given golden, which is not waited for.
+
+    Golden comes before the kernels, which may overwrite their inputs.
+    """
+
+    def __init__(self, cases: Sequence[AttentionCase], adapter: Adapter, options: RunOptions, watch: Stopwatch) -> None:
+        self.cases, self.adapter, self.options, self.watch = cases, adapter, options, watch
+        self.whole = merged(cases)
+        self.outputs: list[AttentionOutput | AdapterFailure] = []
+        self._maps: Maps | None = None
+        with watch.stage("draw"):
+            self.data, self._each = merged_data(cases, watch.device)
+        with watch.stage("golden"):
+            self.golden = golden_attention(self.whole, self.data, moments=True)
+
+    def run(self) -> bool:
+        """Every kernel on its own batch; False if two outputs lie in the same memory."""
+        device = self.watch.device
+        examiners = [Examiner(case, self.adapter, device, self.watch) for case in self.cases]
+        # All before the first kernel, which is waited for: a GPU works on golden meanwhile.
+        batches = [
+            examiner.build(own_data, examiner.case.poison.weaker(self.adapter.poison))
+            for examiner, own_data in zip(examiners, self._each, strict=True)
+        ]
+        held: list[tuple[int, int]] = []
+        for case, examiner, batch in zip(self.cases, examiners, batches, strict=True):
+            try:
+                if hasattr(self.adapter, "prepare"):
+                    with self.watch.stage("prepare"), adapter_at_work("prepare"):
+                        self.adapter.prepare(case)
+                output = examiner.answer(batch)
+            except AdapterFailure as failure:
+                synchronize(device)  # raises if the device is lost to this process
+                self.outputs.append(failure)
+                continue
             memory = _memory_of(output)
             if any(start < end_held and start_held < end for start, end in memory for start_held, end_held in held):
-                _reuse_outputs.add(adapter.name)
-                return None
+                _reuse_outputs.add(self.adapter.name)
+                return False
             held += memory
-            outputs.append(output)
-        except AdapterFailure as failure:
-            synchronize(device)  # raises if the device is lost to this process
-            outputs.append(failure)
-    with watch.stage("judge"):
-        found = _judged(cases, whole, adapter, options, data, golden, outputs)
-    seconds = {name: value / len(cases) for name, value in watch.seconds.items()}
-    return [Own(one, seconds) for one in found]
+            self.outputs.append(output)
+        return True
+
+    def compare(self) -> None:
+        """Of all rows at once, on the device, which is not waited for."""
+        regular = [each for case, each in zip(self.cases, self.outputs, strict=True) if _is_regular(each, case)]
+        if len(regular) == len(self.cases):
+            with self.watch.stage("judge"):
+                self._maps = Maps.of(self.whole, self.adapter, self.data, self.golden, regular)
+
+    def evidence(self) -> list[Own]:
+        """Evidence, or the failure, of each case: from the maps of all rows where it holds."""
+        with self.watch.stage("judge"):
+            figures = None if self._maps is None else self._maps.figures()
+            found: list[list[Evidence] | AdapterFailure] = []
+            start = keys = 0
+            for case, output in zip(self.cases, self.outputs, strict=True):
+                rows, tokens = slice(start, start + case.total_q), slice(keys, keys + case.total_kv)
+                start, keys = rows.stop, tokens.stop
+                if isinstance(output, AdapterFailure):
+                    found.append(output)
+                    continue
+                holding = None if figures is None else holding_evidence(case, *figures[:, rows])
+                found.append(self._alone(case, output, rows, tokens) if holding is None else holding)
+        seconds = {name: value / len(self.cases) for name, value in self.watch.seconds.items()}
+        return [Own(one, seconds) for one in found]
+
+    def _alone(self, case: AttentionCase, output: AttentionOutput, rows: slice, tokens: slice) -> list[Evidence]:
+        """By the functions that judge one case."""
+        moments = None if self.golden.moments is None else self.golden.moments.slice(rows)
+        golden = GoldenOutput(self.golden.out[rows], self.golden.lse[rows], moments)
+        data = LogicalData(self.data.q[rows], self.data.k[tokens], self.data.v[tokens], None)
+        atol = default_atol(case.dtype)
+        return judge_own(
+            case, self.adapter, data, golden, golden.lse, output, self.options.evidence, atol, atol_decides=False
+        )
 
 
 def _memory_of(output: AttentionOutput) -> list[tuple[int, int]]:
@@ -188,45 +253,7 @@ def _memory_of(output: AttentionOutput) -> list[tuple[int, int]]:
     return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
 
 
-def _judged(
-    cases: Sequence[AttentionCase],
-    whole: AttentionCase,
-    adapter: Adapter,
-    options: RunOptions,
-    data: LogicalData,
-    golden: GoldenOutput,
-    outputs: Sequence[AttentionOutput | AdapterFailure],
-) -> list[list[Evidence] | AdapterFailure]:
-    """Evidence, or the failure, of each case: from maps of all rows at once where it holds."""
-    regular = [_is_regular(case, output) for case, output in zip(cases, outputs, strict=True)]
-    maps = None
-    if all(regular):
-        maps = _maps(whole, adapter, data, golden, [o for o in outputs if isinstance(o, AttentionOutput)])
-    found: list[list[Evidence] | AdapterFailure] = []
-    start = keys = 0
-    for case, output in zip(cases, outputs, strict=True):
-        rows, tokens = slice(start, start + case.total_q), slice(keys, keys + case.total_kv)
-        start, keys = rows.stop, tokens.stop
-        if isinstance(output, AdapterFailure):
-            found.append(output)
-            continue
-        evidence = None if maps is None else _holding(case, *maps[:, rows])
-        if evidence is None:
-            of_case = GoldenOutput(golden.out[rows], golden.lse[rows], _moments_of(golden, rows))
-            own_data = LogicalData(data.q[rows], data.k[tokens], data.v[tokens], None)
-            atol = default_atol(case.dtype)
-            evidence = judge_own(
-                case, adapter, own_data, of_case, of_case.lse, output, options.evidence, atol, atol_decides=False
-            )
-        found.append(evidence)
-    return found
-
-
-def _moments_of(golden: GoldenOutput, rows: slice) -> RowMoments | None:
-    return None if golden.moments is None else golden.moments.slice(rows)
-
-
-def _is_regular(case: AttentionCase, output: AttentionOutput | AdapterFailure) -> bool:
+def _is_regular(output: AttentionOutput | AdapterFailure, case: AttentionCase) -> TypeGuard[AttentionOutput]:
     """It is an output of the shapes that it should have."""
     shape = (case.total_q, case.num_qo_heads, case.head_dim_vo)
     return (
@@ -234,47 +261,3 @@ def _is_regular(case: AttentionCase, output: AttentionOutput | AdapterFailure) -
         and check_shape("out", output.out, shape) is None
         and (output.lse is None or check_shape("lse", output.lse, shape[:2]) is None)
     )
-
-
-def _maps(
-    whole: AttentionCase,
-    adapter: Adapter,
-    data: LogicalData,
-    golden: GoldenOutput,
-    outputs: Sequence[AttentionOutput],
-) -> Figures | None:
-    """fp64 on the host [2 or 4, total_q, num_qo_heads]: error, error over bound, and where there is an LSE its error
-    and that less its tolerance. None if only some outputs have one."""
-    out = torch.cat([output.out for output in outputs])
-    lses = [output.lse for output in outputs if output.lse is not None]
-    if lses and len(lses) < len(outputs):
-        return None
-    bounds = row_bounds(whole, data, golden, kernel_traits(adapter))
-    maps = [largest_error(out, golden.out), largest_ratio(out, golden.out, bounds)]
-    if lses:
-        tolerance = lse_tolerance(golden.lse, lse_bounds(whole, data, golden, row_sum_traits(adapter)))
-        error = lse_error(torch.cat(lses), golden.lse, adapter.lse_base, adapter.empty_row)[2]
-        maps += [error, error - tolerance]
-    figures: Figures = torch.stack(maps).cpu().numpy()  # a case's few numbers are then read in a fifth of the time
-    return figures
-
-
-def _holding(
-    case: AttentionCase, error: Figures, ratio: Figures, lse: Figures | None = None, excess: Figures | None = None
-) -> list[Evidence] | None:
-    """Evidence from maps of its rows, in the form of `judge_own`; None if any fails."""
-    largest, worst_ratio = float(error.max()), float(ratio.max())
-    if not (math.isfinite(largest) and worst_ratio <= 1):
-        return None
-    flat = under_atol(_place(case, error), largest, default_atol(case.dtype))
-    bound = Evidence("bound", True, {"ratio": worst_ratio, "worst": _place(case, ratio), "rows_over": 0})
-    if lse is None or excess is None:
-        return [dataclasses.replace(flat, decides=False), bound, Evidence("lse", None, message=NO_LSE)]
-    if not float(excess.max()) <= 0:
-        return None
-    measure = {"max_lse_diff": finite(float(lse.max())), "worst": _place(case, excess)}
-    return [dataclasses.replace(flat, decides=False), bound, Evidence("lse", True, measure)]
-
-
-def _place(case: AttentionCase, by_head: Figures) -> dict[str, Any]:
-    return row_place(case, *divmod(int(by_head.argmax()), case.num_qo_heads))

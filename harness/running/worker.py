@@ -75,10 +75,10 @@ class Worker:
         """Records of all cases. None at the end if the device was lost: then nobody knows by which case, but what
         passed before has passed."""
         cases = [AttentionCase.from_json(body) for body in request["cases"]]
-        signed: list[Record] = []
+        signed: dict[int, Record] = {}
 
         def tell(index: int, record: Record) -> None:
-            signed.append(self._signed(record, request["adapter"], request["suites"][index], device))
+            signed[index] = self._signed(record, request["adapter"], request["suites"][index], device)
             if record.verdict in (Verdict.PASS, Verdict.UNSUPPORTED):
                 self.reply({"settled": signed[index].to_json(), "index": index})
 
@@ -90,7 +90,7 @@ class Worker:
         if not is_healthy(device):
             self.reply({"records": None, "healthy": False})
             return
-        explained = [self._explained(record, options, adapter, device, None) for record in signed]
+        explained = [self._explained(record, options, adapter, device, None) for _, record in sorted(signed.items())]
         self.reply({"records": [record.to_json() for record in explained], "healthy": True})
 
     def _announce(self, stage: str) -> None:

@@ -57,9 +57,11 @@ def told(record: Record) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("evidence", ["bound", "default"])
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_records_are_the_same(name: str, evidence: str) -> None:
+def test_records_are_the_same(name: str, evidence: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "_LOOK_AHEAD", {"cpu"} if ahead else set())
     adapter, options = load_adapter(name), RunOptions(evidence=evidence)
     alone = [examine(case, adapter, options, CPU) for case in CASES]
     shared = examine_together(CASES, adapter, options, CPU)
@@ -68,6 +70,26 @@ def test_records_are_the_same(name: str, evidence: str) -> None:
     assert all(
         {"draw", "golden", "run", "judge", "total"} <= set(r.seconds) for r in shared if r.verdict is Verdict.PASS
     )
+
+
+def test_the_device_has_golden_of_the_next_group_before_records_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        done.append("golden")
+        return golden_attention(*arguments, **options)
+
+    monkeypatch.setattr(together, "golden_attention", noted)
+    monkeypatch.setattr(together, "MOST_CASES", 2)
+    for devices, order in (
+        (set(), "golden record record golden record record"),
+        ({"cpu"}, "golden golden " + "record " * 4),
+    ):
+        monkeypatch.setattr(together, "_LOOK_AHEAD", devices)
+        done.clear()
+        tell = lambda index, record: done.append("record")  # noqa: E731
+        examine_together(MIX.cases(4, 150), load_adapter(ADAPTERS[0]), BOUND, CPU, on_record=tell)
+        assert done == order.split()
 
 
 def test_golden_of_a_group_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +132,13 @@ class WrongOn:
         return AttentionOutput(output.out * changed, output.lse)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("how", ["double", "nan", "inf", "lse", "shape", "raises", "inputs"])
-def test_one_wrong_case_in_a_group_is_told_as_alone_and_spares_the_rest(how: str) -> None:
+def test_one_wrong_case_in_a_group_is_told_as_alone_and_spares_the_rest(
+    how: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "_LOOK_AHEAD", {"cpu"} if ahead else set())
+    monkeypatch.setattr(together, "MOST_CASES", 2)  # two groups
     cases = MIX.cases(4, 200)
     adapter = WrongOn(202, how)
     alone = [examine(case, adapter, BOUND, CPU) for case in cases]

@@ -1,0 +1,100 @@
+"""Many rows judged at once: maps of every row and head, worked out on the device and read in one go.
+
+What holds is said in the form of harness/judging/compare.py; what does not is left to it, from the same output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cases.recipes import LogicalData
+from cases.schema import AttentionCase
+from harness.adapters.protocol import Adapter, AttentionOutput
+from harness.judging.compare import NO_LSE, finite, largest_error, largest_ratio, lse_error, under_atol
+from harness.judging.tolerances import default_atol, lse_tolerance
+from harness.judging.traits import kernel_traits, row_sum_traits
+from harness.judging.where import row_place
+from harness.verdict import Evidence
+from references.error_bounds import lse_bounds, row_bounds
+from references.golden import GoldenOutput
+
+Figures = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """fp64 [2 or 4, total_q, num_qo_heads], on their way to the host: error, error over bound, and where there is an
+    LSE its error and that less its tolerance.
+
+    arrived: when they are there; None where they are
+    """
+
+    on_host: Tensor
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def of(
+        cls,
+        case: AttentionCase,
+        adapter: Adapter,
+        data: LogicalData,
+        golden: GoldenOutput,
+        outputs: Sequence[AttentionOutput],
+    ) -> Maps | None:
+        """Of outputs whose rows are one after another those of `case`; None if only some have an LSE.
+
+        The device is given its work and not waited for.
+        """
+        out = torch.cat([output.out for output in outputs])
+        lses = [output.lse for output in outputs if output.lse is not None]
+        if lses and len(lses) < len(outputs):
+            return None
+        bounds = row_bounds(case, data, golden, kernel_traits(adapter))
+        maps = [largest_error(out, golden.out), largest_ratio(out, golden.out, bounds)]
+        if lses:
+            tolerance = lse_tolerance(golden.lse, lse_bounds(case, data, golden, row_sum_traits(adapter)))
+            error = lse_error(torch.cat(lses), golden.lse, adapter.lse_base, adapter.empty_row)[2]
+            maps += [error, error - tolerance]
+        on_host = torch.stack(maps).to("cpu", non_blocking=True)  # into pinned memory
+        if out.device.type != "cuda":
+            return cls(on_host, None)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record(torch.cuda.current_stream(out.device))
+        return cls(on_host, arrived)
+
+    def figures(self) -> Figures:
+        """Waits for them. In NumPy, which reads a case's few numbers in a fifth of torch's time."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        figures: Figures = self.on_host.numpy()
+        return figures
+
+
+def holding_evidence(
+    case: AttentionCase, error: Figures, ratio: Figures, lse: Figures | None = None, excess: Figures | None = None
+) -> list[Evidence] | None:
+    """Evidence of one case from the maps of its rows, in the form of `judge_own`; None if any fails."""
+    largest, worst_ratio = float(error.max()), float(ratio.max())
+    if not (math.isfinite(largest) and worst_ratio <= 1):
+        return None
+    flat = under_atol(_place(case, error), largest, default_atol(case.dtype))
+    bound = Evidence("bound", True, {"ratio": worst_ratio, "worst": _place(case, ratio), "rows_over": 0})
+    if lse is None or excess is None:
+        return [dataclasses.replace(flat, decides=False), bound, Evidence("lse", None, message=NO_LSE)]
+    if not float(excess.max()) <= 0:
+        return None
+    measure = {"max_lse_diff": finite(float(lse.max())), "worst": _place(case, excess)}
+    return [dataclasses.replace(flat, decides=False), bound, Evidence("lse", True, measure)]
+
+
+def _place(case: AttentionCase, by_head: Figures) -> dict[str, Any]:
+    return row_place(case, *divmod(int(by_head.argmax()), case.num_qo_heads))
