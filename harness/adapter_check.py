@@ -52,6 +52,11 @@ def refuse_incomplete(spec: str, adapter: Any) -> None:
 
 def protocol_problems(adapter: Any) -> list[str]:
     """What an adapter lacks, one sentence each; empty if it follows the protocol."""
+    unreadable = [
+        problem for member in (*MEMBERS, *DECLARATIONS, "plan", "run") if (problem := _raises(adapter, member))
+    ]
+    if unreadable:
+        return unreadable
     problems = []
     for member, kind in MEMBERS.items():
         if not hasattr(adapter, member):
@@ -64,12 +69,28 @@ def protocol_problems(adapter: Any) -> list[str]:
     problems += [
         f"declares {member} = {declared(adapter, member)!r}; make it {wanted}"
         for member, (is_right, wanted) in DECLARATIONS.items()
-        if not is_right(declared(adapter, member))
+        if not _holds(is_right, declared(adapter, member))
     ]
     version = declared(adapter, "protocol_version")
     if version != PROTOCOL_VERSION:
         problems.append(f"is written for protocol version {version!r}; this release speaks {PROTOCOL_VERSION}")
     return problems
+
+
+def _raises(adapter: Any, member: str) -> str | None:
+    """What is wrong with a member that cannot be read: a property of an adapter's class may compute, and fail."""
+    try:
+        getattr(adapter, member, None)
+    except (Exception, SystemExit) as problem:
+        return f"has a member {member!r} that cannot be read: {type(problem).__name__}: {problem}"
+    return None
+
+
+def _holds(is_right: Callable[[Any], bool], value: Any) -> bool:
+    try:
+        return is_right(value)
+    except TypeError:  # a list where a word was meant can be looked up nowhere
+        return False
 
 
 def rule_problem(adapter: Adapter, case: AttentionCase) -> str | None:

@@ -1,8 +1,9 @@
 """A command's work in a forked child, where an adapter may die, exit or print as it likes.
 
 `run` has workers that live through many cases; `explain` and `xray` look at one case, with an adapter that is likely to
-be wrong. The child is forked before any adapter is loaded and any CUDA is touched (which cannot be forked). It hands
-its answer over in a file that both hold; what the adapter prints to standard output goes to standard error.
+be wrong, and outside files are loaded so before they are used (harness/cli/outside.py). The child is forked before any
+adapter is loaded and any CUDA is touched (which cannot be forked). It hands its answer over in a file that both hold;
+what the adapter prints to standard output goes to standard error.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ from typing import IO
 from cases.errors import CaseError
 from harness.errors import UsageError
 from harness.running.nursery import PR_SET_PDEATHSIG
+
+LOOK_EVERY = 0.02  # seconds between looks at a child that has a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,11 @@ class AdapterDied(Exception):
     """The adapter ended its process, or raised; the text says how, as the reason of a CRASH."""
 
 
-def answer_apart(work: Callable[[], Answer]) -> Answer:
-    """What `work` answers in a child of its own.
+def answer_apart(work: Callable[[], Answer], limit: float | None = None) -> Answer:
+    """What `work` answers in a child of its own, within `limit` seconds if there is one.
 
-    Raises AdapterDied where the child died, or an adapter raised what is no Exception (a KeyboardInterrupt: a real
-    Ctrl-C ends the child at once and is raised here). UsageError is raised as it was there.
+    Raises AdapterDied where the child died or took longer, or an adapter raised what is no Exception (a
+    KeyboardInterrupt: a real Ctrl-C ends the child at once and is raised here). UsageError is raised as it was there.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -51,8 +55,20 @@ def answer_apart(work: Callable[[], Answer]) -> Answer:
         if pid == 0:
             _child(work, file, parent)
         with _ended_with_us(pid):
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            code = _exit_code(pid, limit)
         return _read(file, code)
+
+
+def _exit_code(pid: int, limit: float | None) -> int:
+    """How the child ended. Raises AdapterDied, with the child still there, after `limit` seconds."""
+    until = None if limit is None else time.monotonic() + limit
+    while True:
+        ended, status = os.waitpid(pid, 0 if until is None else os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if until is not None and time.monotonic() > until:
+            raise AdapterDied(f"it took more than {limit:g} seconds")
+        time.sleep(LOOK_EVERY)
 
 
 @contextmanager

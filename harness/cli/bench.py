@@ -18,8 +18,10 @@ from harness.bench.mixes import DEFAULT_CASES, MIXES, chosen_mixes
 from harness.bench.rendering import print_measurements, print_stages, read_baseline
 from harness.bench.shared import measure_shared
 from harness.cli.consoles import make_console
+from harness.cli.outside import adapter_name
 from harness.environment import core_count, installed_versions
 from harness.errors import UsageError
+from harness.loading import is_file_spec
 from harness.running.options import RunOptions
 from harness.running.worker import pick_device
 
@@ -67,6 +69,9 @@ def bench(
     before = {} if baseline is None else read_baseline(baseline)
     chosen = chosen_mixes(mix or ["short"])
     console = make_console(stderr=as_json)
+    names = adapter or [DEFAULT_ADAPTER]
+    for name in filter(is_file_spec, names):
+        adapter_name(name)  # refused before anything is measured
     body: dict[str, Any] = {
         "bench_format": FORMAT,
         "versions": installed_versions(),
@@ -74,12 +79,10 @@ def bench(
         "threads": torch.get_num_threads(),
     }
     if growth:
-        body["growth"] = [
-            row for name in adapter or [DEFAULT_ADAPTER] for row in _growth(console, name, evidence, limit)
-        ]
+        body["growth"] = [row for name in names for row in _growth(console, name, evidence, limit)]
     else:
         body["measurements"] = []
-        for name in adapter or [DEFAULT_ADAPTER]:
+        for name in names:
             made = load_adapter(name)
             for one in chosen:
                 console.print(f"measuring {one.name} on {name}: {one.summary}", markup=False, highlight=False)

@@ -20,6 +20,8 @@ from harness.adapter_check import protocol_problems, rule_problem
 from harness.adapters import registry
 from harness.adapters.sglang.report import sglang_report
 from harness.adapters.vllm.report import vllm_report
+from harness.cli import outside
+from harness.cli.apart import AdapterDied, Answer, answer_apart
 from harness.cli.consoles import make_console
 from harness.environment import core_count, gpu_ids, installed_versions
 from harness.errors import UsageError
@@ -151,11 +153,7 @@ class Check:
 
 def _check_one(spec: str) -> Check:
     """Protocol first; then one small case in a worker. Raises UsageError where there is no such adapter."""
-    adapter = registry.load_adapter(spec)
-    problems = list(protocol_problems(adapter))
-    if not problems and (odd := rule_problem(adapter, PROBE)):
-        problems = [odd]
-    if problems:
+    if problems := _problems(spec):
         return Check(spec, problems)
     worker = make_worker(0)
     try:
@@ -163,6 +161,23 @@ def _check_one(spec: str) -> Check:
     finally:
         worker.stop()
     return Check(spec, [], PROBE.name, record.verdict, record.reason)
+
+
+def _problems(spec: str) -> list[str]:
+    """What is wrong with the adapter, asked in a process of its own, which an outside file may end."""
+
+    def ask() -> Answer:
+        adapter = registry.load_adapter(spec)
+        problems = protocol_problems(adapter)
+        if not problems and (odd := rule_problem(adapter, PROBE)):
+            problems = [odd]
+        return Answer(json.dumps(problems), 0)
+
+    try:
+        problems: list[str] = json.loads(answer_apart(ask, outside.LOAD_LIMIT).text)
+    except AdapterDied as death:
+        return [f"cannot be loaded: {death}"]
+    return problems
 
 
 def _print_check(check: Check) -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from cases.schema import AttentionCase
 from harness.cli.consoles import make_console
+from harness.cli.outside import check_fault
 from harness.cli.selection import select_adapters, select_cases
 from harness.environment import core_count, gpu_ids
 from harness.errors import UsageError
@@ -24,6 +25,7 @@ from harness.faults.coverage import ROWS
 from harness.faults.registry import known_faults, load_fault
 from harness.faults.sensitivity import Sensitivity, measure_all, rungs
 from harness.faults.shots import KINDS, emulated_adapters
+from harness.loading import is_file_spec
 
 
 def faults(
@@ -76,6 +78,8 @@ def faults(
 def _specs(chosen: list[str] | None) -> list[str]:
     if chosen:
         for spec in chosen:
+            if is_file_spec(spec):
+                check_fault(spec)
             load_fault(spec)  # a bad name is refused before anything runs
         return list(dict.fromkeys(chosen))
     return list(known_faults())

@@ -18,6 +18,7 @@ from harness.cli.interrupts import INTERRUPTED, nothing_to_keep
 from harness.cli.run import AtolOption, EvidenceOption, FaultOption, PythonOption, ReportsOption
 from harness.cli.selection import select_adapters
 from harness.errors import UsageError
+from harness.running.elsewhere import entries_for
 from harness.running.options import RunOptions
 from harness.verdict import Verdict
 
@@ -74,7 +75,7 @@ def fuzz(
     if minutes is None and examples is None:
         minutes = DEFAULT_MINUTES
     options = SessionOptions(
-        adapters=tuple(select_adapters(adapter or ())),
+        adapters=tuple(select_adapters(adapter or (), entries_for(python))),
         seed=secrets.randbelow(1 << 31) if seed is None else seed,
         profile=profile,
         examples=examples,

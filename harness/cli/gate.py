@@ -138,7 +138,7 @@ def gate(
         files = tuple(map(str, records))
     else:
         scope = scope_of_jobs(
-            _jobs_to_run(chosen, patterns, old),
+            _jobs_to_run(chosen, patterns, old, python),
             old,
             adapters=patterns,
             suites=chosen.scoped,
@@ -196,14 +196,16 @@ def _refuse_contradictions(
         raise UsageError(f"--repeat is {repeat}; give 1 or more.")
 
 
-def _jobs_to_run(chosen: Choice, patterns: tuple[str, ...], baseline: Baseline) -> list[Job]:
+def _jobs_to_run(chosen: Choice, patterns: tuple[str, ...], baseline: Baseline, python: str) -> list[Job]:
     """The suite's jobs, for the adapters named, or for those of the baseline."""
     from harness.cli.selection import make_jobs, select_adapters, select_cases
+    from harness.running.elsewhere import entries_for
 
     adapters = patterns or tuple(sorted({entry.adapter for entry in baseline.values()}))
     if not adapters:
         raise UsageError("a new baseline needs --adapter NAME (repeatable, globs): it has none of its own yet.")
-    return make_jobs(select_adapters(adapters), select_cases(chosen.suites, chosen.files, chosen.keyword))
+    cases = select_cases(chosen.suites, chosen.files, chosen.keyword)
+    return make_jobs(select_adapters(adapters, entries_for(python)), cases)
 
 
 def _jobs_recorded(chosen: Choice, baseline: Baseline, loaded: RecordSet) -> list[Job]:
@@ -218,7 +220,7 @@ def _run(
     scope: Scope[Job], settings: RunSettings, reports: Path, part: tuple[int, int] | None
 ) -> tuple[Path, list[Record]]:
     """Run the scope's jobs; their records lie in a file of this run's own."""
-    from harness.adapters.registry import load_adapter
+    from harness.cli.outside import adapter_name
     from harness.cli.progress import RunProgress
     from harness.loading import is_file_spec
     from harness.running.options import RunOptions
@@ -229,7 +231,7 @@ def _run(
     path = new_record_path(reports, "gate")
     write_plan(path, scope.jobs, left_out=(*scope.left_out, *scope.not_launched), shard=part)
     # A record of an outside adapter may carry its name; the plan and the baseline know it by what was typed.
-    typed = {load_adapter(job.adapter).name: job.adapter for job in scope.jobs if is_file_spec(job.adapter)}
+    typed = {adapter_name(spec): spec for spec in {job.adapter for job in scope.jobs} if is_file_spec(spec)}
     found: list[Record] = []
     writer = RecordWriter(path)
     with removed_if_unbegun(path), RunProgress(len(jobs)) as progress:

@@ -21,6 +21,7 @@ from harness.cli.run import (
 )
 from harness.cli.selection import make_jobs, select_adapters
 from harness.cli.summary import exit_code
+from harness.running.elsewhere import entries_for
 from harness.running.options import RunOptions
 
 
@@ -41,5 +42,5 @@ def replay(
     """
     loaded = find_case(case)
     options = RunOptions(evidence=evidence, atol=atol, fault=fault, repeats=repeats)
-    jobs = make_jobs(select_adapters(adapter or ()), [(None, loaded)])
+    jobs = make_jobs(select_adapters(adapter or (), entries_for(python)), [(None, loaded)])
     raise typer.Exit(exit_code(run_and_record(jobs, options, reports, python=python, as_json=as_json)))

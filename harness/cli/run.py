@@ -17,7 +17,7 @@ from harness.cli.unbegun import removed_if_unbegun
 from harness.errors import UsageError
 from harness.record import Record, RecordWriter
 from harness.record_files import new_record_path, write_case, write_plan
-from harness.running.elsewhere import adapters_of
+from harness.running.elsewhere import entries_for
 from harness.running.options import Job, RunOptions
 from harness.running.runner import run_jobs
 
@@ -76,8 +76,7 @@ def run(
         evidence=evidence, atol=atol, fault=fault, time_limit=time_limit, rerun=fault is None, repeats=repeats
     )
     chosen = select_cases(suite or (), cases or (), keyword)
-    elsewhere = None if python == sys.executable else adapters_of(python)
-    jobs = make_jobs(select_adapters(adapter or (), elsewhere), chosen)
+    jobs = make_jobs(select_adapters(adapter or (), entries_for(python)), chosen)
     records = run_and_record(
         jobs,
         options,

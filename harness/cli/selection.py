@@ -9,8 +9,8 @@ from pathlib import Path
 from cases.corpus_io import load_case_file
 from cases.schema import AttentionCase
 from cases.suites import load_suite
-from harness.adapter_check import refuse_incomplete
 from harness.adapters import registry
+from harness.cli.outside import adapter_name
 from harness.environment import gpu_ids
 from harness.errors import UsageError
 from harness.gate.scope import has_keyword
@@ -27,8 +27,10 @@ def select_adapters(patterns: Sequence[str], entries: Sequence[registry.Entry] |
     time: emulated ones only where there is no GPU, and what compiles for seconds a case only on one.
 
     `entries`: those of another environment (harness/running/elsewhere.py); default: this one's.
-    Raises UsageError where a pattern names nothing, or only what cannot run here (with the reason).
+    Raises UsageError where a pattern names nothing, or only what cannot run here (with the reason). What a file needs
+    may be in the other environment alone: there it is for a worker to load.
     """
+    here = entries is None
     entries = registry.available() if entries is None else entries
     if not patterns:
         on_gpu = bool(gpu_ids())
@@ -39,7 +41,8 @@ def select_adapters(patterns: Sequence[str], entries: Sequence[registry.Entry] |
     chosen: list[str] = []
     for pattern in patterns:
         if is_file_spec(pattern):
-            refuse_incomplete(pattern, registry.load_adapter(pattern))  # before any case is run
+            if here:
+                adapter_name(pattern)  # refused before any case is run
             chosen.append(str(pattern))
             continue
         matching = [e for e in entries if fnmatch(e.name, pattern)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 
 from harness.adapters.registry import Entry
@@ -36,6 +37,11 @@ def adapters_of(python: str) -> list[Entry]:
     except (IndexError, ValueError):
         raise UsageError(f"{python} did not list its adapters; is it a Python?") from None
     return [Entry(name, _only_there(python), why_not, emulated) for name, why_not, emulated in listed]
+
+
+def entries_for(python: str) -> list[Entry] | None:
+    """The same; None, which stands for this environment's, if `python` is the one that runs this."""
+    return None if python == sys.executable else adapters_of(python)
 
 
 def _only_there(python: str) -> Callable[[object], None]:

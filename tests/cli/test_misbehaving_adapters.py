@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from test_bad_use import run_main
 
+from harness.cli.selection import select_adapters
+
 ENDING = Path(__file__).with_name("ending.py")
 FILE = Path(__file__).parents[1] / "running" / "misbehaving.py"
+LOADING = Path(__file__).with_name("loading.py")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,80 @@ def test_doctor_that_cannot_begin_says_so_as_json(
     assert run_main(monkeypatch, "doctor", *asked.split(), "--json") == 2
     said = capsys.readouterr()
     assert said.err == f"attn-harness: {json.loads(said.out)['error']}\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("exits as if all were right", "died with exit code 0"),
+        ("kills", "died with signal SIGKILL"),
+        ("hangs", "it took more than 0.5 seconds"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "doctor -a {file}:MyKernel",
+        "run -s quick -a {file}:MyKernel",
+        "fuzz --examples 1 -a {file}:MyKernel",
+        "gate -b new -s quick --update -a {file}:MyKernel",
+        "bench -a {file}:MyKernel",
+        "faults --fault {file}:Fault",
+    ],
+)
+def test_a_file_that_ends_whoever_loads_it_is_one_sentence(
+    how: str,
+    says: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOADING", how)
+    monkeypatch.setattr("harness.cli.outside.LOAD_LIMIT", 0.5 if how == "hangs" else 60.0)
+    assert run_main(monkeypatch, *command.format(file=LOADING).split()) == 2
+    said = capfd.readouterr()
+    (sentence,) = (said.out + said.err).splitlines()
+    assert f"{LOADING}:" in sentence
+    assert says in sentence
+    assert not list(tmp_path.iterdir()), "nothing was run"
+
+
+def test_what_a_file_prints_while_it_is_loaded_is_no_part_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOADING", "prints")
+    assert run_main(monkeypatch, "doctor", "-a", f"{LOADING}:MyKernel", "--json") == 0
+    assert json.loads(capfd.readouterr().out)["checked"][0]["verdict"] == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ("name = property(lambda self: 1 / 0)", "has a member 'name' that cannot be read: ZeroDivisionError"),
+        ("p_dtype = ['bfloat16']", "declares p_dtype = ['bfloat16']; make it"),
+    ],
+)
+def test_members_that_cannot_be_read_or_looked_up_are_problems_of_the_adapter(
+    declared: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text(f"from my_kernel import MyKernel\nclass Kernel(MyKernel):\n    {declared}\n")
+    monkeypatch.syspath_prepend(str(LOADING.parents[2] / "docs" / "examples"))
+    assert run_main(monkeypatch, "doctor", "-a", f"{file}:Kernel") == 2
+    said = capfd.readouterr()
+    assert says in said.out
+    assert said.err == ""
+
+
+def test_a_file_is_left_to_the_environment_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOADING", "kills")
+    assert select_adapters([f"{LOADING}:MyKernel"], entries=[]) == [f"{LOADING}:MyKernel"]
 
 
 @pytest.fixture
