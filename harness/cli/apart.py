@@ -16,13 +16,13 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
 from cases.errors import CaseError
+from harness.cli.unexpected import unexpected
 from harness.errors import UsageError
 from harness.running.nursery import PR_SET_PDEATHSIG
 
@@ -97,8 +97,6 @@ def _read(file: IO[bytes], code: int) -> Answer:
         raise UsageError(text)
     if kind == "died":
         raise AdapterDied(text)
-    if kind == "fault":
-        raise UsageError(f"the harness itself failed, not the adapter: {text}; the lines above say where.")
     return answer
 
 
@@ -137,10 +135,7 @@ def _told(work: Callable[[], Answer]) -> dict[str, object]:
         return {"kind": "died", "text": str(death), "code": 1}
     except Exception as problem:
         # The harness's own: adapters' exceptions were told apart where they were called.
-        traceback.print_exc()
-        place = traceback.extract_tb(problem.__traceback__)[-1]
-        said = f"{type(problem).__name__}: {problem} ({place.filename}:{place.lineno})"
-        return {"kind": "fault", "text": said, "code": 2}
+        return {"kind": "usage", "text": unexpected(problem), "code": 2}
     except BaseException as cause:
         return {"kind": "died", "text": f"the adapter raised {type(cause).__name__}", "code": 1}
     return {"kind": "answer", "text": answer.text, "code": answer.code}

@@ -11,6 +11,7 @@ from cases.errors import CaseError
 from harness import __version__
 from harness.cli.interrupts import INTERRUPTED, TERMINATED, nothing_to_keep, sigterm_as_ctrl_c
 from harness.cli.outputs import lasting_outputs
+from harness.cli.unexpected import unexpected
 from harness.errors import UsageError
 
 BAD_USE = 2
@@ -62,7 +63,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def main() -> None:
-    """Run the command line; every known mistake ends in one sentence and exit code 2."""
+    """Run the command line; every mistake, of whoever, ends in one sentence and exit code 2."""
     with sigterm_as_ctrl_c() as termination, lasting_outputs() as outputs:
         code = _run()
         untold = outputs.flush()
@@ -70,10 +71,10 @@ def main() -> None:
             _say(untold)
             code = code or BAD_USE
         if termination.came:
-            _say("terminated; the records made so far are kept.")
+            _say("terminated; what was done so far is kept.")
             code = TERMINATED
         elif code == INTERRUPTED:
-            _say("interrupted; the records made so far are kept.")
+            _say("interrupted; what was done so far is kept.")
     sys.exit(code)
 
 
@@ -92,9 +93,8 @@ def _run() -> int:
         # typer brings its own copy of click; what both call a usage problem can show itself.
         if type(problem).__name__ == "Abort":
             return INTERRUPTED
-        if not hasattr(problem, "format_message"):
-            raise
-        _say(_how_to(problem.format_message()))
+        message = getattr(problem, "format_message", None)
+        _say(unexpected(problem) if message is None else _how_to(message()))
         return BAD_USE
     return code if isinstance(code, int) else 0
 

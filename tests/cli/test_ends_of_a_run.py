@@ -108,7 +108,7 @@ def test_sigterm_keeps_everything_and_leaves_no_process(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)  # as `timeout` does
     _, said = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in said) == (143, False), said
-    assert said.endswith("attn-harness: terminated; the records made so far are kept.\n")
+    assert said.endswith("attn-harness: terminated; what was done so far is kept.\n")
     (file,) = tmp_path.glob("reports/run-*.jsonl")
     assert Verdict.PASS in {record.verdict for record in read_records(file)}
     wait_until(lambda: not any(map(is_alive, started)))
