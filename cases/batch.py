@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +14,7 @@ from torch import Tensor
 from cases.paging import Paging, host_paging
 from cases.pools import filled_pools, scatter, stale_rows
 from cases.ragged import indptr, query_rows, uploaded
-from cases.recipes import LogicalData, make_data
+from cases.recipes import LogicalData, each_case, make_data
 from cases.schema import AttentionCase, Poison
 
 
@@ -98,42 +101,76 @@ def build_batch(
     poison: Poison | None = None,
 ) -> AttentionBatch:
     """Make `case` real. `data` replaces its recipe (certificates do); `poison` its poison level."""
-    device = torch.device(device)
     data = make_data(case, device) if data is None else data
-    level = case.poison if poison is None else poison
-    paging = host_paging(case)
-    k_pool, v_pool = filled_pools(case, paging, data, level)
-    new_slots, new_keys, table, *lengths = _handed_out(case, device)
-    return AttentionBatch(
-        case=case,
-        device=device,
-        data=data,
-        k_pool=k_pool,
-        v_pool=v_pool,
-        paging=replace(paging, page_table=table.view_as(paging.page_table)),
-        qo_indptr=lengths[0],
-        prefix_lens=lengths[1],
-        extend_lens=lengths[2],
-        new_slots=new_slots,
-        poison=level,
-        new_keys=new_keys,
-    )
+    return build_batches([case], data, [case.poison if poison is None else poison])[0]
 
 
-def _handed_out(case: AttentionCase, device: torch.device) -> list[Tensor]:
-    """new_slots and new_keys int64 [total_q], and int32 the page table, qo_indptr, prefix_lens and extend_lens, by
-    two copies to the device. A batch is its adapter's to write to; what is kept is not."""
-    wide, small = _places(case)
-    given = [*uploaded(device, *wide), *uploaded(device, *small)]
-    return [there.clone() if there is here else there for there, here in zip(given, (*wide, *small), strict=True)]
+def build_batches(cases: Sequence[AttentionCase], data: LogicalData, levels: Sequence[Poison]) -> list[AttentionBatch]:
+    """Make cases real that share heads, dimensions and dtypes. `data`: theirs, one after another, on their device."""
+    device = data.q.device
+    pools = filled_pools(cases, data, levels)
+    places = _handed_out(tuple(cases), device)
+    return [
+        AttentionBatch(
+            case=case,
+            device=device,
+            data=own,
+            k_pool=k_pool,
+            v_pool=v_pool,
+            paging=replace(host_paging(case), page_table=place.page_table.view(case.num_requests, -1)),
+            qo_indptr=place.qo_indptr,
+            prefix_lens=place.prefix_lens,
+            extend_lens=place.extend_lens,
+            new_slots=place.new_slots,
+            poison=level,
+            new_keys=place.new_keys,
+        )
+        for case, own, (k_pool, v_pool), place, level in zip(
+            cases, each_case(cases, data), pools, places, levels, strict=True
+        )
+    ]
+
+
+class _Places(NamedTuple):
+    """Of a case: int64 [total_q] new_slots and new_keys; int32 the page table (flat), qo_indptr, prefix_lens and
+    extend_lens."""
+
+    new_slots: Tensor
+    new_keys: Tensor
+    page_table: Tensor
+    qo_indptr: Tensor
+    prefix_lens: Tensor
+    extend_lens: Tensor
+
+
+WIDE = 2  # fields of _Places that are int64
+
+
+def _handed_out(cases: tuple[AttentionCase, ...], device: torch.device) -> list[_Places]:
+    """The places of each case, by two copies to the device. A batch is its adapter's to write to; what is kept not."""
+    kept = _places(cases)
+    wide = iter(uploaded(device, *(each for places in kept for each in places[:WIDE])))
+    small = iter(uploaded(device, *(each for places in kept for each in places[WIDE:])))
+    given = [_Places(*islice(wide, WIDE), *islice(small, len(places) - WIDE)) for places in kept]
+    if device.type == "cpu":  # nothing was copied
+        return [_Places(*(each.clone() for each in places)) for places in given]
+    return given
 
 
 @functools.lru_cache(maxsize=2)
-def _places(case: AttentionCase) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """What `_handed_out` copies, on the host. Kept: a case is built once per certificate."""
+def _places(cases: tuple[AttentionCase, ...]) -> list[_Places]:
+    """On the host. Kept: a case is built once per certificate."""
+    return [_places_of(case) for case in cases]
+
+
+def _places_of(case: AttentionCase) -> _Places:
     paging, new = host_paging(case), query_rows(case, "cpu")
     start = indptr([r.kv_len for r in case.requests], "cpu", torch.int64)
     prefix_lens, extend_lens = ([getattr(r, name) for r in case.requests] for name in ("prefix_len", "extend_len"))
-    lengths = (torch.tensor(lens, dtype=torch.int32) for lens in (prefix_lens, extend_lens))
-    wide = (paging.slots(new), start[new.request] + new.position)
-    return wide, (paging.page_table.flatten(), indptr(extend_lens), *lengths)
+    return _Places(
+        paging.slots(new),
+        start[new.request] + new.position,
+        paging.page_table.flatten(),
+        indptr(extend_lens),
+        *(torch.tensor(lens, dtype=torch.int32) for lens in (prefix_lens, extend_lens)),
+    )

@@ -20,6 +20,7 @@ from cases.schema import MIN_SPARE_PAGES, AttentionCase, PageOrder, pages_owned
 
 FIRST = 1  # page 0 stays unowned: "index 0" is what a forgotten table entry reads
 UNOWNED = 0
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,42 +63,42 @@ def make_paging(case: AttentionCase, device: torch.device | str) -> Paging:
     spare = max(MIN_SPARE_PAGES, total // 8)
     num_pages = total + spare if case.pool_pages is None else case.pool_pages
     table = np.full((case.num_requests, max(*owned, 1)), UNOWNED, dtype=np.int32)
-    table[_is_owned(table, owned)] = _physical_pages(case, owned, num_pages)
+    request, turn = ragged_places(owned)
+    table[request, turn] = _physical_pages(case, turn, num_pages)
     return Paging(torch.from_numpy(table).to(device), owned, num_pages, case.page_size)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=64)
 def host_paging(case: AttentionCase) -> Paging:
-    """On the host, not to be written to. Kept: a case is built once per certificate."""
+    """On the host, not to be written to. Kept: a case is built once per certificate, and a group's before."""
     return make_paging(case, "cpu")
 
 
 def owners_of(paging: Paging) -> Owners:
     """Of every page of the pool; `paging` lies on the host."""
-    table = paging.page_table.numpy()
-    owners = Owners(*(np.full(paging.num_pages, fill, dtype=np.int32) for fill in (-1, 0)))
-    at = np.nonzero(_is_owned(table, paging.owned))
-    pages = table[at]
-    owners.request[pages], owners.turn[pages] = at
+    owners = Owners(np.full(paging.num_pages, -1, dtype=np.int32), np.zeros(paging.num_pages, dtype=np.int32))
+    request, turn = ragged_places(paging.owned)
+    pages = paging.page_table.numpy()[request, turn]
+    owners.request[pages], owners.turn[pages] = request, turn
     return owners
 
 
-def _is_owned(table: NDArray[np.int32], owned: Sequence[int]) -> NDArray[np.bool_]:
-    """[num_requests, columns]: the columns of pages that a request owns."""
-    columns: NDArray[np.int64] = np.arange(table.shape[1])
-    return columns < np.array(owned)[:, None]
+def ragged_places(counts: Sequence[int]) -> tuple[Ints, Ints]:
+    """int64 [sum(counts)] each: of the elements of ragged rows one after another the row, and the place in it."""
+    lengths = np.array(counts, dtype=np.int64)
+    row = np.repeat(np.arange(len(counts)), lengths)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def _physical_pages(case: AttentionCase, owned: Sequence[int], num_pages: int) -> NDArray[np.int64]:
-    """Physical pages [sum(owned)], request after request."""
-    total = sum(owned)
-    pages: NDArray[np.int64] = np.arange(FIRST, FIRST + total)
+def _physical_pages(case: AttentionCase, turn: Ints, num_pages: int) -> Ints:
+    """Physical pages, request after request; turn: which of its request's pages each is."""
+    total = len(turn)
+    pages: Ints = np.arange(FIRST, FIRST + total)
     if case.page_order is PageOrder.REVERSED:
         pages = pages[::-1]
     elif case.page_order is PageOrder.FAR_END:
         pages = pages + (num_pages - total - FIRST)
     elif case.page_order is PageOrder.INTERLEAVED:
-        turn = np.concatenate([np.arange(count) for count in owned])
         rank = np.empty(total, dtype=np.int64)
         rank[np.argsort(turn, kind="stable")] = np.arange(total)
         pages = FIRST + rank

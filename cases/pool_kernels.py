@@ -1,4 +1,4 @@
-"""Filling pools by one Triton kernel each, where there is Triton; cases/pools.py is the definition.
+"""Filling the pools of one case or several by one Triton kernel for K and one for V; cases/pools.py is the definition.
 
 A pool is a few megabytes: filling it by index arithmetic, gathers and scatters takes a GPU forty kernels, whose
 launching costs more than the attention kernel under test.
@@ -7,6 +7,7 @@ launching costs more than the attention kernel under test.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,48 +15,93 @@ import torch
 from torch import Tensor
 
 from cases import counter_hash, hash_kernels
-from cases.paging import Paging, host_paging, owners_of
+from cases.paging import Ints, Paging, host_paging, owners_of
 from cases.ragged import uploaded
 from cases.schema import AttentionCase, KvLayout, Poison
 
 STALE = "stale"  # the stream of hashes that stale rows come from
-BLOCK = 2048  # elements that a program fills
-FILLED, NORMAL, SIGNS = range(3)  # what stale rows hold
+BLOCK = 2048  # numbers that a program fills
+ALIGNED = 512  # bytes: the pool of each case begins as torch's allocator would let it
+INT32_ELEMENTS = 1 << 31
+LEVELS = {Poison.ZERO: 0, Poison.FINITE: 1, Poison.NAN: 2}  # as the kernel has them
 
 
-def fill_pools(
-    case: AttentionCase,
-    paging: Paging,
-    rows: Sequence[Tensor],
-    pools: Sequence[Tensor],
-    level: Poison,
-    poison_v: float,
-) -> bool:
-    """Fill the k and v pool from the k and v rows [total_kv, num_kv_heads, dim]; False if it is not done here."""
-    kernels = hash_kernels.kernels("pool_triton") if hash_kernels.on_gpu(pools[0].device) else None
-    if kernels is None or pools[0].element_size() == 1:
-        return False
-    outside = 0.0 if level is Poison.ZERO else float("nan")
-    kinds = (NORMAL, SIGNS) if level is Poison.FINITE else (FILLED, FILLED)
-    of_pages = _of_pages(case, str(pools[0].device))
-    stream = counter_hash.stream_key(case.seed, STALE)
-    for values, pool, kind in zip(rows, pools, kinds, strict=True):
-        heads, dim = values.shape[1:]
-        strides = (dim, heads * dim) if case.kv_layout is KvLayout.NHD else (paging.page_size * dim, dim)
-        slots, columns = paging.num_pages * paging.page_size, min(BLOCK, 1 << (heads * dim - 1).bit_length())
-        at_once = BLOCK // columns
-        kernels.fill_pool[(-(-slots // at_once), -(-heads * dim // columns))](
-            values.contiguous(), *of_pages, pool, stream, slots, paging.page_size, heads, dim, *strides,
-            outside, poison_v, kind, at_once, columns,
-        )  # fmt: skip
-    return True
+def fused_pools(
+    cases: tuple[AttentionCase, ...], rows: Sequence[Tensor], levels: Sequence[Poison], poison_v: float
+) -> list[tuple[Tensor, Tensor]] | None:
+    """k_pool and v_pool of each case; None if they are not made here.
+
+    rows: k and v of the cases one after another, [sum of total_kv, num_kv_heads, dim]; the pools of all cases are
+    slices of one tensor each.
+    """
+    device, first = rows[0].device, cases[0]
+    kernels = hash_kernels.kernels("pool_triton") if hash_kernels.on_gpu(device) else None
+    if kernels is None or rows[0].element_size() == 1:
+        return None
+    shapes = [_shape(case, host_paging(case)) for case in cases]
+    heads, widest = first.num_kv_heads, max(first.head_dim_qk, first.head_dim_vo)
+    if max(map(math.prod, shapes)) * widest > INT32_ELEMENTS:
+        return None
+    tables = [torch.from_numpy(each) for each in _tables(cases)]
+    of_cases, begins = _of_cases(cases, levels)
+    (on_device,) = uploaded(device, torch.from_numpy(of_cases.ravel()))
+    tables = list(uploaded(device, *tables))
+    most_rows = int(of_cases[:, 0].max()) * heads
+    pools = []
+    for values, signs in zip(rows, (False, True), strict=True):
+        dim = values.shape[-1]
+        pool = torch.empty(int(begins[-1]) * dim, dtype=values.dtype, device=device)
+        columns = 1 << (dim - 1).bit_length()
+        at_once = max(1, BLOCK // columns)
+        grid = (-(-most_rows // at_once), len(cases))
+        kernels.fill_pools[grid](
+            values.contiguous(), *tables, on_device, pool, poison_v, signs, heads, dim, at_once, columns
+        )
+        pools.append(
+            [
+                pool[begin * dim : begin * dim + math.prod(shape) * dim].view(*shape, dim)
+                for begin, shape in zip(begins.tolist(), shapes, strict=False)
+            ]
+        )
+    return list(zip(*pools, strict=True))
+
+
+def _shape(case: AttentionCase, paging: Paging) -> tuple[int, int, int]:
+    """Of a pool without its last dimension."""
+    inner = (paging.page_size, case.num_kv_heads)
+    return (paging.num_pages, *(inner if case.kv_layout is KvLayout.NHD else inner[::-1]))
+
+
+def _of_cases(cases: Sequence[AttentionCase], levels: Sequence[Poison]) -> tuple[Ints, Ints]:
+    """int64 [cases, FIELDS of the kernel], and [cases + 1]: the row at which the pool of each begins, and the end."""
+    fields, begins, page = [], [0], 0
+    for case, level in zip(cases, levels, strict=True):
+        paging, heads = host_paging(case), case.num_kv_heads
+        slots = paging.num_pages * paging.page_size
+        steps = (heads, 1) if case.kv_layout is KvLayout.NHD else (1, paging.page_size)
+        stream = counter_hash.stream_key(case.seed, STALE)
+        fields.append((slots, paging.page_size, begins[-1], *steps, page, stream, LEVELS[level]))
+        page += paging.num_pages
+        begins.append(begins[-1] + -(-slots * heads // ALIGNED) * ALIGNED)  # a row has a byte at least
+    return np.array(fields, dtype=np.int64), np.array(begins, dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=2)
-def _of_pages(case: AttentionCase, device: str) -> tuple[Tensor, ...]:
-    """int32 on `device`: owner and turn of each page (`Owners`); prefix length and first packed key of each request."""
-    owners = owners_of(host_paging(case))
-    prefix = np.array([r.prefix_len for r in case.requests], dtype=np.int32)
-    kv_lens = np.array([r.kv_len for r in case.requests], dtype=np.int32)
-    start = np.cumsum(kv_lens, dtype=np.int32) - kv_lens
-    return uploaded(device, *(torch.from_numpy(each) for each in (owners.request, owners.turn, prefix, start)))
+def _tables(cases: tuple[AttentionCase, ...]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]], ...]:
+    """int32 on the host, of the pages of all pools one after another: owner (a request of all cases, -1: none) and
+    turn; of the requests of all cases: prefix length, first packed key, and number in the request's own case."""
+    owners = [owners_of(host_paging(case)) for case in cases]
+    counts = np.array([case.num_requests for case in cases])
+    before = np.cumsum(counts) - counts
+    owner = [np.where(each.request < 0, -1, each.request + shift) for each, shift in zip(owners, before, strict=True)]
+    prefix_lens, kv_lens = (
+        np.array([getattr(r, name) for case in cases for r in case.requests]) for name in ("prefix_len", "kv_len")
+    )
+    tables = (
+        np.concatenate(owner),
+        np.concatenate([each.turn for each in owners]),
+        prefix_lens,
+        np.cumsum(kv_lens) - kv_lens,
+        np.concatenate([np.arange(count) for count in counts]),
+    )
+    return tuple(each.astype(np.int32) for each in tables)

@@ -1,12 +1,13 @@
 """The pools of a case: cached keys and values in their slots, stale rows in owned slots without a key, and NaN
 in pages that no request owns.
 
-On a GPU one kernel a pool does it; elsewhere, and for what the kernel does not do, rows are scattered.
+On a GPU two kernels do it for all cases of a group; elsewhere, and for what the kernel does not do, rows are scattered.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,29 +15,38 @@ from torch import Tensor
 
 from cases import counter_hash
 from cases.paging import Paging, host_paging
-from cases.pool_kernels import STALE, fill_pools
+from cases.pool_kernels import INT32_ELEMENTS, STALE, fused_pools
 from cases.ragged import ON_HOST, Rows, indptr, packed_rows, uploaded
 from cases.recipes import LogicalData, torch_dtype
 from cases.schema import AttentionCase, KvLayout, Poison
 
 POISON_V = 64.0  # exact in every dtype down to fp8, far outside unit-normal data, no overflow
-INT32_ELEMENTS = 1 << 31
 
 
-def filled_pools(case: AttentionCase, paging: Paging, data: LogicalData, level: Poison) -> tuple[Tensor, Tensor]:
-    """k_pool and v_pool on the device of `data`; `paging` lies on the host. The slots of new rows are stale.
+def filled_pools(
+    cases: Sequence[AttentionCase], data: LogicalData, levels: Sequence[Poison]
+) -> list[tuple[Tensor, Tensor]]:
+    """k_pool and v_pool of each case, on the device of `data`: k and v of the cases one after another. The slots of
+    new rows are stale.
 
     NaN is fair outside owned pages whatever the level: no contract lets a kernel load them.
     """
-    device = data.k.device
-    pools = tuple(_empty(case, paging, head_dim, device) for head_dim in (case.head_dim_qk, case.head_dim_vo))
-    k_pool, v_pool = pools
-    if k_pool.numel() <= INT32_ELEMENTS and fill_pools(case, paging, (data.k, data.v), pools, level, POISON_V):
-        return k_pool, v_pool
-    _fill_unowned(paging, pools, level)
+    fused = fused_pools(tuple(cases), (data.k, data.v), levels, POISON_V)
+    if fused is not None:
+        return fused
+    tokens = [case.total_kv for case in cases]
+    each = zip(torch.split(data.k, tokens), torch.split(data.v, tokens), strict=True)
+    return [_scattered(case, rows, level) for case, rows, level in zip(cases, each, levels, strict=True)]
+
+
+def _scattered(case: AttentionCase, rows: tuple[Tensor, Tensor], level: Poison) -> tuple[Tensor, Tensor]:
+    """The pools of one case, by index arithmetic; rows: its k and v."""
+    device, paging = rows[0].device, host_paging(case)
+    k_pool, v_pool = (_empty(case, paging, head_dim, device) for head_dim in (case.head_dim_qk, case.head_dim_vo))
+    _fill_unowned(paging, (k_pool, v_pool), level)
     slots = _slots(case, str(device))
     stale = stale_rows(case, slots.stale, level)
-    for pool, values, unused in zip(pools, (data.k, data.v), stale, strict=True):
+    for pool, values, unused in zip((k_pool, v_pool), rows, stale, strict=True):
         scatter(pool, slots.stale_slots, unused, case.kv_layout)
         scatter(pool, slots.prefix_slots, values[slots.prefix_keys], case.kv_layout)
     return k_pool, v_pool

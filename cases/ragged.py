@@ -61,7 +61,9 @@ def uploaded(device: torch.device | str, *parts: Tensor) -> tuple[Tensor, ...]:
     starts = [0]
     for part in parts:
         starts.append(starts[-1] + -(-part.numel() // ALIGNED) * ALIGNED)
-    packed = torch.empty(starts[-1], dtype=parts[0].dtype, device=parts[0].device)
+    # Pinned: a copy of pageable memory waits for what the device was given before.
+    to_gpu = torch.device(device).type == "cuda" and parts[0].device.type == "cpu"
+    packed = torch.empty(starts[-1], dtype=parts[0].dtype, device=parts[0].device, pin_memory=to_gpu)
     for start, part in zip(starts, parts, strict=False):
         packed[start : start + part.numel()] = part
     packed = packed.to(device, non_blocking=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,15 @@ class LogicalData:
     k: Tensor
     v: Tensor
     sinks: Tensor | None
+
+
+def each_case(cases: Sequence[AttentionCase], data: LogicalData) -> list[LogicalData]:
+    """Views of the data of cases one after another: each case's own. Sinks are of one case alone."""
+    if len(cases) == 1:
+        return [data]
+    rows, tokens = [case.total_q for case in cases], [case.total_kv for case in cases]
+    split = zip(torch.split(data.q, rows), torch.split(data.k, tokens), torch.split(data.v, tokens), strict=True)
+    return [LogicalData(*views, None) for views in split]
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -48,8 +48,8 @@ def numbers(case: AttentionCase) -> tuple[object, ...]:
     return tuple(getattr(case, name) for name in _NUMBERS)
 
 
-def merged_data(cases: Sequence[AttentionCase], device: torch.device | str) -> tuple[LogicalData, list[LogicalData]]:
-    """Data of all cases one after another, and of each as views of it: the bits of `make_data`. No sinks."""
+def merged_data(cases: Sequence[AttentionCase], device: torch.device | str) -> LogicalData:
+    """Data of all cases one after another: the bits of `make_data`. No sinks."""
     first = cases[0]
     if all(case.recipe == "normal" for case in cases):
         keys = [_keys(cases, stream, torch.device(device)) for stream in "qkv"]
@@ -63,9 +63,7 @@ def merged_data(cases: Sequence[AttentionCase], device: torch.device | str) -> t
         each = [make_data(case, device) for case in cases]
         whole = [torch.cat([getattr(data, name) for data in each]) for name in "qkv"]
     q, k, v = whole
-    rows, tokens = [case.total_q for case in cases], [case.total_kv for case in cases]
-    split = zip(torch.split(q, rows), torch.split(k, tokens), torch.split(v, tokens), strict=True)
-    return LogicalData(q, k, v, None), [LogicalData(*views, None) for views in split]
+    return LogicalData(q, k, v, None)
 
 
 def _keys(cases: Sequence[AttentionCase], stream: str, device: torch.device) -> Tensor:

@@ -208,11 +208,11 @@ def serve(module: str, control: socket.socket) -> None:
             _kill(pid)
 
 
-def _die_with(nursery: int) -> None:
-    """In the child: be killed when the nursery ends, however that comes. Only Linux has this."""
+def die_with_parent(parent: int) -> None:
+    """In a child: be killed when the process `parent` ends, however that comes. Only Linux has this."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != nursery:  # it ended before
+        if os.getppid() != parent:  # it ended before
             os._exit(1)
 
 
@@ -236,7 +236,7 @@ def _become(module: str, nursery: int, environment: dict[str, str], descriptors:
     """In the child of process `nursery`: run `module` as its program. Does not return."""
     code = 1
     try:
-        _die_with(nursery)
+        die_with_parent(nursery)
         os.setsid()
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)

@@ -15,7 +15,8 @@ from typing import TypeGuard
 
 import torch
 
-from cases.recipes import LogicalData
+from cases.batch import build_batches
+from cases.recipes import LogicalData, each_case
 from cases.schema import AttentionCase
 from cases.together import merged, merged_data, numbers
 from harness.adapters.protocol import Adapter, AttentionOutput
@@ -180,7 +181,7 @@ class Group:
         self.outputs: list[AttentionOutput | AdapterFailure] = []
         self._maps: Maps | None = None
         with watch.stage("draw"):
-            self.data, self._each = merged_data(cases, watch.device)
+            self.data = merged_data(cases, watch.device)
         with watch.stage("golden"):
             self.golden = golden_attention(self.whole, self.data, moments=True)
 
@@ -188,11 +189,9 @@ class Group:
         """Every kernel on its own batch; False if two outputs lie in the same memory."""
         device = self.watch.device
         examiners = [Examiner(case, self.adapter, device, self.watch) for case in self.cases]
-        # All before the first kernel, which is waited for: a GPU works on golden meanwhile.
-        batches = [
-            examiner.build(own_data, examiner.case.poison.weaker(self.adapter.poison))
-            for examiner, own_data in zip(examiners, self._each, strict=True)
-        ]
+        levels = [case.poison.weaker(self.adapter.poison) for case in self.cases]
+        with self.watch.stage("build"):  # before the first kernel, which is waited for: a GPU works on golden meanwhile
+            batches = build_batches(self.cases, self.data, levels)
         held: list[tuple[int, int]] = []
         for case, examiner, batch in zip(self.cases, examiners, batches, strict=True):
             try:
@@ -224,23 +223,22 @@ class Group:
         with self.watch.stage("judge"):
             figures = None if self._maps is None else self._maps.figures()
             found: list[list[Evidence] | AdapterFailure] = []
-            start = keys = 0
-            for case, output in zip(self.cases, self.outputs, strict=True):
-                rows, tokens = slice(start, start + case.total_q), slice(keys, keys + case.total_kv)
-                start, keys = rows.stop, tokens.stop
+            end = 0
+            for case, data, output in zip(self.cases, each_case(self.cases, self.data), self.outputs, strict=True):
+                rows = slice(end, end + case.total_q)
+                end = rows.stop
                 if isinstance(output, AdapterFailure):
                     found.append(output)
                     continue
                 holding = None if figures is None else holding_evidence(case, *figures[:, rows])
-                found.append(self._alone(case, output, rows, tokens) if holding is None else holding)
+                found.append(self._alone(case, data, output, rows) if holding is None else holding)
         seconds = {name: value / len(self.cases) for name, value in self.watch.seconds.items()}
         return [Own(one, seconds) for one in found]
 
-    def _alone(self, case: AttentionCase, output: AttentionOutput, rows: slice, tokens: slice) -> list[Evidence]:
+    def _alone(self, case: AttentionCase, data: LogicalData, output: AttentionOutput, rows: slice) -> list[Evidence]:
         """By the functions that judge one case."""
         moments = None if self.golden.moments is None else self.golden.moments.slice(rows)
         golden = GoldenOutput(self.golden.out[rows], self.golden.lse[rows], moments)
-        data = LogicalData(self.data.q[rows], self.data.k[tokens], self.data.v[tokens], None)
         atol = default_atol(case.dtype)
         return judge_own(
             case, self.adapter, data, golden, golden.lse, output, self.options.evidence, atol, atol_decides=False

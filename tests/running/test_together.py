@@ -10,7 +10,7 @@ import torch
 
 from cases import AttentionCase, Request
 from cases.batch import AttentionBatch
-from cases.recipes import make_data
+from cases.recipes import each_case, make_data
 from cases.schema import Execution
 from cases.together import merged, merged_data
 from harness.adapters.protocol import AttentionOutput
@@ -222,7 +222,8 @@ def test_groups_are_bounded_and_alike() -> None:
 @pytest.mark.parametrize("recipe", ["normal", "spiky"])
 def test_merged_data_and_answers_are_those_of_the_cases(recipe: str) -> None:
     cases = [case.replace(recipe=recipe) for case in MIX.cases(3)]
-    whole, each = merged_data(cases, "cpu")
+    whole = merged_data(cases, "cpu")
+    each = each_case(cases, whole)
     golden = golden_attention(merged(cases), whole, moments=True)
     start = 0
     for case, data in zip(cases, each, strict=True):
