@@ -16,6 +16,7 @@ from rich.text import Text
 
 from cases.schema import AttentionCase
 from harness.cli.consoles import make_console
+from harness.cli.interrupts import INTERRUPTED
 from harness.cli.outside import check_fault
 from harness.cli.selection import select_adapters, select_cases
 from harness.environment import core_count, gpu_ids
@@ -45,9 +46,15 @@ def faults(
 ) -> None:
     """Plant every known fault and say which evidence catches it, and which no case can see.
 
-    Exit code 1 if a fault that a case can show is missed, or a control is reported; 2 if nothing could be planted.
+    Exit code 1 if a fault that a case can show is missed, or a control is reported; 2 if nothing could be planted;
+    130 after Ctrl-C, with what was measured by then.
 
-    Example: `attn-harness faults --suite smoke`
+    Examples:
+
+    - `attn-harness faults --suite smoke`
+    - `attn-harness faults --suite quick --adapter flash-attn-3@emulated --fault window-ignored`
+    - `attn-harness faults --fuzz 50 --fault window-ignored`
+    - `attn-harness faults --blame --suite quick --fault window-ignored`
     """
     specs = _specs(fault)
     adapters = tuple(select_adapters(adapter)) if adapter else emulated_adapters()
@@ -58,16 +65,18 @@ def faults(
     cases = [case for _, case in select_cases(suite or ["smoke"], [])]
     if (fuzz is not None or blame) and not fault:  # controls never end early, and have nothing to be blamed for
         specs = [spec for spec in specs if not load_fault(spec).is_control]
-    tick = _ticker(len(specs))
+    sofar = _SoFar(len(specs))
     if fuzz is not None:
-        raise typer.Exit(_fuzz(specs, fuzz, adapters, count, tick, as_json))
+        raise typer.Exit(_fuzz(specs, fuzz, adapters, count, sofar, as_json))
     if blame:
-        raise typer.Exit(_blame(specs, cases, adapters, count, tick, as_json))
-    results = measure_all(specs, cases, adapters, processes=count, on_result=tick)
+        raise typer.Exit(_blame(specs, cases, adapters, count, sofar, as_json))
+    results = sofar.of(lambda: measure_all(specs, cases, adapters, processes=count, on_result=sofar.add))
     if as_json:
         print(json.dumps([dataclasses.asdict(r) | {"as_it_should": r.as_it_should} for r in results]))
     else:
         _print_sensitivity(results, cases)
+    if sofar.interrupted:
+        raise typer.Exit(INTERRUPTED)
     if not any(r.shots for r in results):
         reasons = {r.blind for r in results if r.blind}
         why = reasons.pop() if len(reasons) == 1 else "none of these faults shows in these cases on these adapters"
@@ -85,20 +94,33 @@ def _specs(chosen: list[str] | None) -> list[str]:
     return list(known_faults())
 
 
-def _ticker(total: int) -> Callable[[Any], None]:
-    """A line on standard error now and then; a live count on a terminal."""
-    done = 0
+class _SoFar:
+    """Results as they come, which Ctrl-C leaves. A line on standard error now and then; a live count on a terminal."""
 
-    def tick(_result: Any) -> None:
-        nonlocal done
-        done += 1
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.results: list[Any] = []
+        self.interrupted = False
+
+    def add(self, result: Any) -> None:
+        self.results.append(result)
+        done = len(self.results)
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r{done}/{total} faults" + ("\n" if done == total else ""))
-        elif done % 20 == 0 or done == total:
-            sys.stderr.write(f"{done}/{total} faults\n")
+            sys.stderr.write(f"\r{done}/{self.total} faults" + ("\n" if done == self.total else ""))
+        elif done % 20 == 0 or done == self.total:
+            sys.stderr.write(f"{done}/{self.total} faults\n")
         sys.stderr.flush()
 
-    return tick
+    def of(self, measure: Callable[[], list[Any]]) -> list[Any]:
+        """All that `measure` gives, or what was added before Ctrl-C; KeyboardInterrupt if that is nothing."""
+        try:
+            return measure()
+        except KeyboardInterrupt:
+            if not self.results:
+                raise
+            self.interrupted = True
+            sys.stderr.write(f"\n{len(self.results)} of {self.total} faults were measured before it was interrupted.\n")
+            return self.results
 
 
 # -- sensitivity ---------------------------------------------------------------------------------
@@ -154,14 +176,14 @@ def _fuzz(
     number: int,
     adapters: Sequence[str],
     processes: int,
-    tick: Callable[[Any], None],
+    sofar: _SoFar,
     as_json: bool,
 ) -> int:
     if number < 1:
         raise UsageError(f"--fuzz is {number}; give the most cases to draw, 1 or more.")
     from harness.faults.fuzz_cost import SEEDS, fuzz_costs  # needs hypothesis
 
-    costs = fuzz_costs(specs, number, adapters, processes=processes, on_result=tick)
+    costs = sofar.of(lambda: fuzz_costs(specs, number, adapters, processes=processes, on_result=sofar.add))
     if as_json:
         print(json.dumps([dataclasses.asdict(c) | {"median": c.median} for c in costs]))
     else:
@@ -172,6 +194,8 @@ def _fuzz(
             table.add_row(cost.fault, median, f"{cost.caught} of {len(cost.drawn)}")
         console.print(table)
         print(f"{SEEDS} seeds of up to {number} cases, drawn for every emulated path at once.")
+    if sofar.interrupted:
+        return INTERRUPTED
     return 1 if any(c.is_control and c.caught for c in costs) else 0
 
 
@@ -181,17 +205,19 @@ def _blame(
     cases: Sequence[AttentionCase],
     adapters: Sequence[str],
     processes: int,
-    tick: Callable[[Any], None],
+    sofar: _SoFar,
     as_json: bool,
 ) -> int:
     from harness.diagnosis.blame import blame_all
 
-    told = blame_all(specs, cases, adapters, processes=processes, on_result=tick)
-    if not told:
+    told = sofar.of(lambda: blame_all(specs, cases, adapters, processes=processes, on_result=sofar.add))
+    if sofar.interrupted:
+        told = [blame for of_fault in told for blame in of_fault]
+    elif not told:
         raise UsageError("nothing was planted that an output shows; choose another suite, adapter or fault.")
     if as_json:
         print(json.dumps([dataclasses.asdict(b) for b in told]))
-        return 0
+        return INTERRUPTED if sofar.interrupted else 0
     console = make_console(least=140)
     table = Table("fault", "adapter", "first explanation", "", box=box.SIMPLE_HEAD, pad_edge=False)
     for b in told:
@@ -206,4 +232,4 @@ def _blame(
         f"class right (or equal) {sum(b.classed for b in told) / count:.1%}, "
         f"the very class {sum(b.said_class == b.fault_class for b in told) / count:.1%}"
     )
-    return 0
+    return INTERRUPTED if sofar.interrupted else 0
