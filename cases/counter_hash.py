@@ -85,14 +85,14 @@ def _by_chunks(rows: Tensor, columns: int, draw: Callable[[Tensor], Tensor]) -> 
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def normal(rows: Tensor, columns: int) -> Tensor:
-    """float32 [n, columns], mean 0 and variance 1: the sum of four 16-bit uniforms (|x| < 3.47).
+def normal(rows: Tensor, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[n, columns], mean 0 and variance 1: the sum of four 16-bit uniforms (|x| < 3.47), float32 rounded to `dtype`.
 
     The sum is an exact integer and the product rounds once, so it is the same everywhere; a division
     would not be: CUDA multiplies by the reciprocal where a CPU divides.
     """
-    drawn = hash_kernels.fast("normal", rows, columns)
-    return _by_chunks(rows, columns, normal_of_bits) if drawn is None else drawn
+    drawn = hash_kernels.fast("normal", rows, columns, dtype)
+    return _by_chunks(rows, columns, normal_of_bits).to(dtype) if drawn is None else drawn
 
 
 def normal_of_bits(x: Tensor) -> Tensor:

@@ -18,8 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cases import hash_numpy
+from cases.ragged import uploaded
 
 BLOCK = 1024
+MOST_COLUMNS = 256  # of a program: eight rows or more share the loading of their keys
+ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that `draw` stores
 Ints = NDArray[np.int64]
 
 
@@ -33,21 +36,28 @@ def on_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def fast(kind: str, rows: Tensor, columns: int) -> Tensor | None:
-    """float32 [n, columns] of counter_hash.normal ("normal") or signs ("signs"), or None where there is no faster way.
+def fast(kind: str, rows: Tensor, columns: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    """[n, columns] of counter_hash.normal ("normal") or signs ("signs"), or None where there is no faster way.
 
     rows: int64 [n] row keys.
     """
     if rows.device.type == "cpu":
-        return hash_numpy.draw(rows, columns, kind, SUM_OF_FOUR_MEAN, SUM_OF_FOUR_FACTOR)
+        return hash_numpy.draw(rows, columns, kind, SUM_OF_FOUR_MEAN, SUM_OF_FOUR_FACTOR).to(dtype)
     found = kernels() if on_gpu(rows.device) else None
     if found is None:
         return None
-    out = torch.empty((rows.numel(), columns), dtype=torch.float32, device=rows.device)
+    return drawn(found, kind, rows, columns, dtype)
+
+
+def drawn(found: Any, kind: str, rows: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """`fast` by the module of kernels. What they do not round themselves, torch does."""
+    out = torch.empty((rows.numel(), columns), dtype=dtype if dtype in ROUNDED else torch.float32, device=rows.device)
     if out.numel():
-        grid = (-(-out.numel() // BLOCK),)
-        found.draw[grid](rows.contiguous(), out, out.numel(), columns, kind == "normal", BLOCK)
-    return out
+        across = min(MOST_COLUMNS, 1 << (columns - 1).bit_length())
+        down = BLOCK // across
+        grid = (-(-rows.numel() // down), -(-columns // across))
+        found.draw[grid](rows.contiguous(), out, rows.numel(), columns, kind == "normal", down, across)
+    return out.to(dtype)
 
 
 def fast_row_keys(stream: int, request: Tensor, position: Tensor) -> Tensor | None:
@@ -78,10 +88,12 @@ def fast_packed_row_keys(
     if found is None:
         return None
     total = int(lengths.sum())
-    table = torch.from_numpy(np.stack([np.cumsum(lengths) - lengths, first, numbers, streams, lengths])).to(device)
+    packed = np.stack([np.cumsum(lengths) - lengths, first, numbers, streams, lengths])
+    (table,) = uploaded(device, torch.from_numpy(packed.ravel()))
+    # Nothing waits for the device, as the size is given.
     request = torch.repeat_interleave(
-        torch.arange(len(lengths), device=device), table[4], output_size=total
-    )  # no waiting for the device, as the size is given
+        torch.arange(len(lengths), device=device), table[4 * len(lengths) :], output_size=total
+    )
     out = torch.empty(total, dtype=torch.int64, device=device)
     if total:
         found.packed_row_keys[(-(-total // BLOCK),)](request, table, out, total, len(lengths), BLOCK)
@@ -104,7 +116,7 @@ def _triton_works() -> bool:
 
     try:
         rows, out = torch.zeros(1, dtype=torch.int64, device="cuda"), torch.empty(1, device="cuda")
-        hash_triton.draw[(1,)](rows, out, 1, 1, True, BLOCK)
+        hash_triton.draw[(1,)](rows, out, 1, 1, True, 1, 1)
     except Exception as problem:  # whatever Triton's toolchain raises; the torch path gives the same bits
         warnings.warn(f"drawing without fused kernels: {type(problem).__name__}: {problem}", stacklevel=2)
         return False

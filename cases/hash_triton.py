@@ -41,14 +41,17 @@ def sign_of(key, column):
     return tl.where(_bits(key, column) >> 63 == 1, -1.0, 1.0)
 
 
-@triton.jit(do_not_specialize=["count", "columns"])
-def draw(rows, out, count, columns, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
-    """out[i] for i < count, row keys rows[i // columns]: counter_hash.normal, or signs."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    key = tl.load(rows + at // columns, mask=inside, other=0).to(tl.uint64)
-    value = normal_of(key, at % columns) if NORMAL else sign_of(key, at % columns)
-    tl.store(out + at, value, mask=inside)
+@triton.jit(do_not_specialize=["count"])
+def draw(rows, out, count, columns, NORMAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """out[i, j] for i < count, j < columns, row keys rows[i]: counter_hash.normal, or signs, rounded to its dtype."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < count)[:, None] & (column < columns)[None, :]
+    key = tl.load(rows + row, mask=row < count, other=0).to(tl.uint64)[:, None]
+    at = column.to(tl.int64)[None, :]
+    value = normal_of(key, at) if NORMAL else sign_of(key, at)
+    into = out + row.to(tl.int64)[:, None] * columns + column[None, :]
+    tl.store(into, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["stream", "count"])

@@ -78,7 +78,7 @@ def stale_rows(case: AttentionCase, rows: Rows, level: Poison) -> tuple[Tensor, 
         )
     # K of normal size and V of +-64: a leak is then a wrong answer, not an overflow.
     keys = counter_hash.row_keys(counter_hash.stream_key(case.seed, STALE), rows.request, rows.position)
-    stale_k = counter_hash.normal(keys, heads * dim_k).to(dtype)
+    stale_k = counter_hash.normal(keys, heads * dim_k, dtype)
     stale_v = (counter_hash.signs(keys, heads * dim_v) * POISON_V).to(dtype)
     return stale_k.view(n, heads, dim_k), stale_v.view(n, heads, dim_v)
 

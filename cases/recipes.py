@@ -54,8 +54,9 @@ def normal_data(case: AttentionCase, device: torch.device | str, gain: float = 1
 
     def draw(stream: str, rows: tuple[Tensor, Tensor], heads: int, dim: int, dtype: str) -> Tensor:
         keys = counter_hash.row_keys(counter_hash.stream_key(case.seed, stream), *rows)
-        drawn = counter_hash.normal(keys, heads * dim)
-        return _heads((drawn if gain == 1.0 else drawn * gain).to(torch_dtype(dtype)), heads)
+        if gain == 1.0:
+            return _heads(counter_hash.normal(keys, heads * dim, torch_dtype(dtype)), heads)
+        return _heads((counter_hash.normal(keys, heads * dim) * gain).to(torch_dtype(dtype)), heads)
 
     q_rows, k_rows = query_rows(case, device), kv_rows(case, device)
     return LogicalData(

@@ -88,4 +88,4 @@ def _keys(cases: Sequence[AttentionCase], stream: str, device: torch.device) -> 
 
 
 def _normal(keys: Tensor, heads: int, dim: int, dtype: str) -> Tensor:
-    return counter_hash.normal(keys, heads * dim).to(torch_dtype(dtype)).view(-1, heads, dim)
+    return counter_hash.normal(keys, heads * dim, torch_dtype(dtype)).view(-1, heads, dim)

@@ -30,7 +30,8 @@ COMPARE = """
 import torch
 from cases import counter_hash as plain
 from cases.hash_kernels import BLOCK
-from cases.hash_triton import draw, row_keys
+from cases import hash_triton
+from cases.hash_triton import row_keys
 
 place = torch.arange(37)
 rows = plain.row_keys(plain.stream_key(5, "q"), place % 5, place * 1000003)
@@ -49,11 +50,13 @@ for stream in "qkv":
     hash_kernels.on_gpu = lambda device: True
     assert torch.equal(together._keys(cases, stream, torch.device("cpu")), defined), stream
     hash_kernels.on_gpu = lambda device: False
-for columns in (1, 64, 130):
+for columns in (1, 64, 130, 257):
     for normal, of_bits in ((True, plain.normal_of_bits), (False, plain.signs_of_bits)):
-        out = torch.empty(37, columns)
-        draw[(-(-out.numel() // BLOCK),)](rows, out, out.numel(), columns, normal, BLOCK)
-        assert torch.equal(out, of_bits(plain.bits(rows, columns))), (columns, normal)
+        for dtype in (torch.float32, torch.float16, torch.float8_e5m2):
+            out = hash_kernels.drawn(hash_triton, "normal" if normal else "signs", rows, columns, dtype)
+            assert out.dtype is dtype
+            defined = of_bits(plain.bits(rows, columns)).to(dtype)
+            assert torch.equal(out.float(), defined.float()), (columns, normal, dtype)
 """
 
 
@@ -77,3 +80,6 @@ def test_the_same_bits_on_a_gpu(columns: int) -> None:
     assert drawn is not None, "no kernel was built; the warnings say why"
     assert torch.equal(drawn.cpu(), counter_hash.normal(rows, columns))
     assert torch.equal(counter_hash.signs(rows.cuda(), columns).cpu(), counter_hash.signs(rows, columns))
+    for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn):
+        rounded = counter_hash.normal(rows.cuda(), columns, dtype).cpu()
+        assert torch.equal(rounded.float(), counter_hash.normal(rows, columns, dtype).float())
