@@ -28,6 +28,8 @@ from harness.report.github import tell_github
 if TYPE_CHECKING:
     from harness.running.options import Job
 
+NOT_RUN = 2
+
 # What runs kernels is imported where it is used: comparing records should not wait for torch.
 
 
@@ -83,6 +85,9 @@ def gate(
     ] = None,
     shard: Annotated[str | None, typer.Option("--shard", help="i/n: run part i of n, balanced by seconds.")] = None,
     update: Annotated[bool, typer.Option("--update", help="Write the baseline, and say what that accepts.")] = False,
+    accept_failures: Annotated[
+        bool, typer.Option("--accept-failures", help="With --update: failures that the ledger does not know, too.")
+    ] = False,
     factor: Annotated[
         float, typer.Option("--factor", help="An error may grow by this many of the baseline's own spreads.")
     ] = DEFAULT_FACTOR,
@@ -111,7 +116,8 @@ def gate(
     """Compare with a baseline before a backend change is merged.
 
     Fails (exit code 1) on a new non-PASS, on a case that is no longer run, on an error that grew, on
-    evidence that changed, and on a known failure that no longer fails.
+    evidence that changed, and on a known failure that no longer fails; with --update, on a failure that neither the
+    ledger knows nor --accept-failures accepts. Exit code 2 if not all could be run, and nothing of that was found.
 
     Examples:
 
@@ -122,6 +128,8 @@ def gate(
     - `attn-harness gate --baseline h200 --records reports/run-20260914-101500-77.jsonl`
     """
     _refuse_contradictions(bool(suite or cases), bool(records), minutes, shard, factor, repeat)
+    if accept_failures and not update:
+        raise UsageError("--accept-failures goes with --update; failures that are known belong in the ledger.")
     if keyword and records:
         raise UsageError("-k chooses what to run; it does not go with --records.")
     chosen = Choice(tuple(suite or ()), tuple(cases or ()), keyword)
@@ -129,6 +137,7 @@ def gate(
     path = baseline_path(reports, baseline)
     old = {} if update and not path.exists() else read_baseline(path)
     patterns = tuple(adapter or ())
+    not_run: UsageError | None = None
     part = parse_shard(shard) if shard else None
     if records:
         loaded = load_records(records)
@@ -151,7 +160,7 @@ def gate(
             keyword=keyword,
         )
         settings = RunSettings(workers, workers_per_gpu, python, evidence, time_limit, repeat)
-        file, found = _run(scope, settings, reports, part)
+        file, found, not_run = _run(scope, settings, reports, part)
         files = (str(file),)
     missing = scope.missing({record.key for record in found})
     if not found and not scope.not_launched and not missing and not scope.expected:
@@ -168,12 +177,29 @@ def gate(
         planned=len(scope.names),
         unanswered=len(missing),
         update=update,
+        not_run=str(not_run or ""),
+        refused=len(result.unknown_failures) if update and not accept_failures else 0,
     )
     if update:
-        write_baseline(path, _updated(old, found, scope, missing))
-    code = 0 if result.passed or update else 1
+        if not_run is not None:
+            raise not_run
+        new = _updated(old, found, scope, missing)
+        if not text.refused:
+            write_baseline(path, new)
+    code = _exit_code(result, text)
     _say(result, text, code, as_json)
+    if not_run is not None and code == NOT_RUN:
+        raise not_run
     raise typer.Exit(code)
+
+
+def _exit_code(result: GateResult, text: GateText) -> int:
+    """1 for what got worse, which counts for more than what could not be run."""
+    if text.update:
+        return 1 if text.refused else 0
+    if text.not_run and not result.findings:
+        return NOT_RUN
+    return 0 if result.passed else 1
 
 
 def _refuse_contradictions(
@@ -218,8 +244,8 @@ def _jobs_recorded(chosen: Choice, baseline: Baseline, loaded: RecordSet) -> lis
 
 def _run(
     scope: Scope[Job], settings: RunSettings, reports: Path, part: tuple[int, int] | None
-) -> tuple[Path, list[Record]]:
-    """Run the scope's jobs; their records lie in a file of this run's own."""
+) -> tuple[Path, list[Record], UsageError | None]:
+    """Run the scope's jobs; their records lie in a file of this run's own. And why not all were run, if so."""
     from harness.cli.outside import adapter_name
     from harness.cli.progress import RunProgress
     from harness.loading import is_file_spec
@@ -234,6 +260,7 @@ def _run(
     typed = {adapter_name(spec): spec for spec in {job.adapter for job in scope.jobs} if is_file_spec(spec)}
     found: list[Record] = []
     writer = RecordWriter(path)
+    problem: UsageError | None = None
     with removed_if_unbegun(path), RunProgress(len(jobs)) as progress:
 
         def on_record(record: Record) -> None:
@@ -251,9 +278,13 @@ def _run(
                 workers_per_gpu=settings.workers_per_gpu,
                 python=settings.python,
             )
+        except UsageError as why:
+            if not found:
+                raise
+            problem = why
         finally:
             writer.close()
-    return path, found
+    return path, found, problem
 
 
 def _updated(old: Baseline, found: list[Record], scope: Scope[Any], missing: dict[tuple[str, str], str]) -> Baseline:

@@ -68,6 +68,17 @@ class GateResult:
     def passed(self) -> bool:
         return not self.changes
 
+    @property
+    def findings(self) -> tuple[Change, ...]:
+        """Changes that a record shows: all but cases that were not run."""
+        return tuple(change for change in self.changes if change.record is not None)
+
+    @property
+    def unknown_failures(self) -> tuple[Record, ...]:
+        """Failures that no entry of the ledger knows, in the baseline or not."""
+        new = (c.record for c in self.changes if c.kind is ChangeKind.NEW_FAILURE and c.record is not None)
+        return (*new, *self.standing)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

@@ -16,7 +16,8 @@ SHOWN = 12  # changes of each kind on a console; all of them are in --json and t
 @dataclass(frozen=True, slots=True)
 class GateText:
     """What the texts need beside the result. `replay`: case id -> file; `left_out`: jobs there was no time for;
-    `unanswered`: planned jobs without a record, of `planned`."""
+    `unanswered`: planned jobs without a record, of `planned`; `not_run`: why a run did not go on to its end, or "";
+    `refused`: failures for which an update does not write the baseline."""
 
     baseline: str
     records: tuple[str, ...]
@@ -26,6 +27,8 @@ class GateText:
     planned: int = 0
     unanswered: int = 0
     update: bool = False
+    not_run: str = ""
+    refused: int = 0
 
 
 def replay_command(record: Record, replay: Mapping[str, str]) -> str | None:
@@ -120,10 +123,17 @@ def _beside(result: GateResult) -> Iterator[str]:
 def _ending(result: GateResult, text: GateText) -> Iterator[str]:
     for path in text.records:
         yield f"records: {path}"
+    if text.refused:
+        yield f"gate: baseline {text.baseline} not written: {text.refused} failures that the ledger does not know"
+        yield "next: enter them in the ledger, or accept them with --accept-failures; --records FILE spares the run"
+        return
     if text.update:
         accepted = f", accepting {len(result.changes)} changes" if result.changes else ""
         yield f"gate: baseline {text.baseline} written{accepted}"
         yield "next: look at its difference in git, and commit it"
+        return
+    if text.not_run and not result.findings:
+        yield "gate: no answer, not all was run"
         return
     if result.passed:
         yield "gate: PASS"
@@ -131,6 +141,8 @@ def _ending(result: GateResult, text: GateText) -> Iterator[str]:
             yield "next: gate --update to take the new cases and the fixes into the baseline"
         return
     yield f"gate: FAIL ({len(result.changes)} changes)"
+    if text.not_run:
+        yield f"not all was run: {text.not_run}"
     kinds = {change.kind for change in result.changes}
     first = next((c.record for c in result.changes if c.record is not None and c.kind is not ChangeKind.LEDGER), None)
     command = None if first is None else replay_command(first, text.replay)
@@ -146,7 +158,7 @@ def gate_json(result: GateResult, text: GateText, exit_code: int) -> dict[str, A
     """The whole answer as plain JSON values."""
     return {
         "exit_code": exit_code,
-        "passed": result.passed,
+        "passed": result.passed and not text.not_run,
         "baseline": text.baseline,
         "records": list(text.records),
         "verdicts": dict(result.verdicts),
@@ -161,6 +173,8 @@ def gate_json(result: GateResult, text: GateText, exit_code: int) -> dict[str, A
         "not_launched": [[*key, entry.number] for key, entry in result.not_launched],
         "left_out": text.left_out,
         "planned_without_record": text.unanswered,
+        "not_run": text.not_run,
+        "failures_refused": text.refused,
         "notes": list(result.notes),
     }
 

@@ -46,12 +46,15 @@ def cell(text: str) -> str:
 def step_summary(result: GateResult, text: GateText) -> Iterator[str]:
     """The gate's answer as Markdown."""
     word = "passed" if result.passed else f"failed: {len(result.changes)} changes"
+    word = "without an answer: not all was run" if text.not_run and not result.findings else word
     yield f"## Attention gate {word}"
     yield ""
     yield f"{cell(verdict_line(result))}, against baseline `{text.baseline}` ({text.entries} entries)."
     yield ""
     for note in result.notes:
         yield f"- {cell(note)}"
+    if text.not_run:
+        yield f"- not all was run: {cell(text.not_run)}"
     if text.unanswered:
         yield f"- {text.unanswered} of {text.planned} planned cases have no record"
     if text.left_out:

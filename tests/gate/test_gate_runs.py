@@ -14,6 +14,7 @@ from synthetic import a_case
 from cases import AttentionCase, Request
 from harness.gate.baseline import read_baseline
 from harness.record import read_records
+from harness.running import runner
 
 ROOT = Path(__file__).parents[2]
 ADAPTER = f"{Path(__file__).with_name('switchable.py')}:Switchable"
@@ -101,7 +102,7 @@ def test_a_keyword_chooses_cases_and_the_others_are_not_its_business(
         assert (answer.code, sum(body["verdicts"].values())) == (code, run), (keyword, body)
         assert {change["kind"] for change in body["changes"]} <= {"new failure"}
     before = read_baseline(tmp_path / "baselines" / "b.jsonl")
-    assert run_gate(*common, "-k", "L4", "--update").code == 0
+    assert run_gate(*common, "-k", "L4", "--update", "--accept-failures").code == 0
     after = read_baseline(tmp_path / "baselines" / "b.jsonl")
     assert after.keys() == before.keys()
     assert {key for key in after if after[key].verdict != before[key].verdict} == {(WINDOWED.id, ADAPTER)}
@@ -145,6 +146,51 @@ def test_a_run_killed_in_the_middle_leaves_what_it_has(tmp_path: Path, run_gate)
     answer = run_gate("-b", "b", "--reports", tmp_path, "--records", records[0])
     assert answer.code == 1
     assert f"{6 - done} of 6 planned cases have no record" in answer.out
+
+
+def lose_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = runner.run_jobs
+
+    def run_jobs(jobs, options, on_record, **more) -> None:
+        whole(jobs[: max(1, len(jobs) // 2)], options, on_record, **more)
+        raise runner.NotAllRun("the licence server is gone. Some cases were not run.")
+
+    monkeypatch.setattr(runner, "run_jobs", run_jobs)
+
+
+@pytest.mark.usefixtures("without_workers")
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_a_run_that_lost_its_adapter_is_no_pass(
+    repeat: int, tmp_path: Path, run_gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = write_cases(tmp_path / "cases", CASES[:2])
+    common = ("-b", "b", "--reports", tmp_path, "--workers", 1, "--cases", cases, "-a", ADAPTER, "--repeat", repeat)
+    assert run_gate(*common, "--update").code == 0
+    before = (tmp_path / "baselines" / "b.jsonl").read_text()
+    lose_the_adapter(monkeypatch)
+    # With --repeat 2 every case has a record, and only the second of each is missing.
+    answer = run_gate(*common)
+    assert (answer.code, answer.err) == (2, "the licence server is gone. Some cases were not run.")
+    assert "gate: no answer, not all was run" in answer.out
+    body = json.loads(run_gate(*common, "--json").out)
+    assert (body["exit_code"], body["passed"], body["not_run"]) == (2, False, answer.err)
+    assert run_gate(*common, "--update").code == 2
+    assert (tmp_path / "baselines" / "b.jsonl").read_text() == before
+
+
+@pytest.mark.usefixtures("without_workers")
+def test_a_failure_counts_for_more_than_what_was_not_run(
+    tmp_path: Path, run_gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = write_cases(tmp_path / "cases", (WINDOWED, WINDOWED.replace(requests=(Request(9, 2),))))
+    common = ("-b", "b", "--reports", tmp_path, "--workers", 1, "--cases", cases, "-a", ADAPTER)
+    assert run_gate(*common, "--update").code == 0
+    lose_the_adapter(monkeypatch)
+    monkeypatch.setenv("SWITCHABLE_FAULT", "1")
+    answer = run_gate(*common)
+    assert answer.code == 1
+    assert "NEW FAILURE (1)" in answer.out
+    assert "not all was run: the licence server is gone." in answer.out
 
 
 def test_two_gates_at_once_do_not_damage_each_others_files(tmp_path: Path) -> None:
