@@ -50,6 +50,8 @@ holds for the data recipes in cases/recipes.py and not for crafted data; set sta
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -72,6 +74,32 @@ FLUSHES = 8.0  # results that may be flushed per key or leg, in each of the two 
 OUTPUT_FLOOR = {"float16": 2.0**-25}  # half the spacing of subnormal outputs
 
 
+@dataclass(frozen=True, slots=True)
+class RowFactors:
+    """What the bound of a row takes from its scalars, fp64 [total_q, num_qo_heads]:
+
+        bound = p sqrt(spread) + size |o| + magnitude sum p_k |v_k| + constant + what `UnitTerms` says
+
+    where spread is an upper bound of the smaller of (sum p_k |v_k - o|)^2 and C1^2 sum p_k^2 (v_k - o)^2.
+    """
+
+    p: Tensor
+    size: Tensor
+    magnitude: Tensor
+    constant: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTerms:
+    """Which terms a bound has once each in units of the output's roundoff, `unit`: 3 of the text for two legs, for
+    rounded splits, and values that are dequantised first."""
+
+    unit: float
+    two_legs: bool
+    splits: bool
+    dequantised: bool
+
+
 def row_bounds(
     case: AttentionCase,
     data: LogicalData,
@@ -85,41 +113,69 @@ def row_bounds(
     `golden` best comes with moments; without, they cost another pass. Rows that see no key get 0:
     what they hold is the adapter's to declare.
     """
-    moments, count = _moments(case, data, golden), _count(case, golden.out.device)
-    out = golden.out
+    moments = _moments(case, data, golden)
+    factors = row_factors(case, moments, traits)
+    return bounds_of(golden.out, moments, factors, unit_terms(case, traits), statistical=statistical)
+
+
+def bounds_of(
+    out: Tensor, moments: RowMoments, factors: RowFactors, terms: UnitTerms, *, statistical: bool = True
+) -> Tensor:
+    """The formula of RowFactors for exact rows `out`, fp64 [total_q, num_qo_heads, head_dim_vo]."""
     return torch.cat(
-        [_row_bounds(case, out[at], moments.slice(at), count[at], traits, statistical) for at in row_slices(out)]
+        [_bounds_of(out[at], moments.slice(at), _sliced(factors, at), terms, statistical) for at in row_slices(out)]
     )
 
 
-def _row_bounds(
-    case: AttentionCase, out: Tensor, moments: RowMoments, count: Tensor, traits: KernelTraits, statistical: bool
-) -> Tensor:
-    size, mass = out.abs(), moments.mass
-    u_out = UNIT_ROUNDOFF[case.dtype]
-    u_p = traits.p_roundoff(case.dtype) + _score_error(case, moments, traits)
-    square = out * out
+def _bounds_of(out: Tensor, moments: RowMoments, factors: RowFactors, terms: UnitTerms, statistical: bool) -> Tensor:
+    # A GPU computes the same in one pass (harness/judging/row_errors_triton.py).
+    size, square = out.abs(), out * out
     spread = moments.squared_deviation(square)
     if statistical:
         spread = torch.minimum(spread, moments.squared_spread(out, square).mul_(C1**2))
-    bound = spread.sqrt_().mul_(u_p[..., None] if isinstance(u_p, Tensor) else u_p)
-    bound.addcmul_(size, (u_p * mass + u_out * _output_roundings(case))[..., None])
+    bound = spread.sqrt_().mul_(factors.p[..., None])
     magnitude = moments.magnitude()
-    for term, factor in (
-        (_merge_term(traits, out, size, moments, magnitude), u_out),
-        (_split_term(traits, size, moments, magnitude, statistical), u_out),
-        (_dequantised_values(case, moments, magnitude, traits, statistical), u_out),
-    ):
-        if term is not None:
-            bound.add_(term, alpha=factor)
-    bound.addcmul_(magnitude, _fp32_error(moments)[..., None])
+    bound.addcmul_(size, factors.size[..., None]).addcmul_(magnitude, factors.magnitude[..., None])
+    if terms.two_legs:
+        # |leg| + |out - leg|, as max(|a + b|, |a - b|)
+        bound.add_(torch.maximum(size, torch.sub(out, moments.leg, alpha=2).abs_()), alpha=terms.unit)
+    if terms.splits or terms.dequantised:
+        random = C1 * moments.p2v2.double().sqrt_()
+        if terms.splits:
+            term = torch.minimum(magnitude, size + random) if statistical else magnitude
+            bound.add_(term, alpha=terms.unit)
+        if terms.dequantised:
+            bound.add_(torch.minimum(magnitude, random) if statistical else magnitude, alpha=terms.unit)
+    return bound.add_(factors.constant[..., None])
+
+
+def _sliced(factors: RowFactors, rows: slice) -> RowFactors:
+    return RowFactors(*(getattr(factors, name)[rows] for name in RowFactors.__dataclass_fields__))
+
+
+def unit_terms(case: AttentionCase, traits: KernelTraits) -> UnitTerms:
+    dequantised = traits.dequantises_kv and not is_power_of_two(case.v_scale)
+    return UnitTerms(UNIT_ROUNDOFF[case.dtype], traits.merge_legs == 2, traits.rounded_splits, dequantised)
+
+
+def row_factors(case: AttentionCase, moments: RowMoments, traits: KernelTraits) -> RowFactors:
+    mass, count = moments.mass, _count(case, moments.mass.device)
+    u_out, roundings = UNIT_ROUNDOFF[case.dtype], _output_roundings(case)
+    u_p = traits.p_roundoff(case.dtype) + _score_error(case, moments, traits)
+    size = u_p * mass + u_out * roundings
+    magnitude = _fp32_error(moments)
+    if traits.merge_legs > 2:
+        magnitude = magnitude + (traits.merge_legs - 1) * u_out
+    # Each rounding of an output below the normal numbers is absolute; partial outputs weigh 1 in sum.
+    floor = OUTPUT_FLOOR.get(case.dtype, 0.0) * (roundings + traits.merge_legs - 1)
+    constant = (_flushed(case, moments, count, traits) + floor) * (mass > 0)
     underflow = UNDERFLOW.get(_p_dtype(case, traits))
     if underflow is not None:
-        bound.add_(_underflow(underflow, size, moments, count))
-    # Each rounding of an output below the normal numbers is absolute; partial outputs weigh 1 in sum.
-    floor = OUTPUT_FLOOR.get(case.dtype, 0.0) * (_output_roundings(case) + traits.merge_legs - 1)
-    floors = _flushed(case, moments, count, traits) + floor
-    return bound.add_((floors * (mass > 0))[..., None])
+        absolute = underflow * moments.p_max
+        spread = C_UNDERFLOW * absolute * count.sqrt()
+        size = size + spread + torch.minimum(mass, count * absolute)
+        constant = constant + spread * moments.v_max
+    return RowFactors(u_p if isinstance(u_p, Tensor) else torch.full_like(mass, u_p), size, magnitude, constant)
 
 
 def lse_bounds(case: AttentionCase, data: LogicalData, golden: GoldenOutput, traits: KernelTraits) -> Tensor:
@@ -162,36 +218,6 @@ def _output_roundings(case: AttentionCase) -> int:
     return 1 if is_power_of_two(case.v_scale) else 2
 
 
-# Terms of the bound, in units of the output's roundoff; None where they do not apply.
-def _merge_term(
-    traits: KernelTraits, out: Tensor, size: Tensor, moments: RowMoments, magnitude: Tensor
-) -> Tensor | None:
-    if traits.merge_legs == 1:
-        return None
-    if traits.merge_legs == 2:
-        # |leg| + |out - leg|, as max(|a + b|, |a - b|)
-        return torch.maximum(size, torch.sub(out, moments.leg, alpha=2).abs_())
-    return (traits.merge_legs - 1) * magnitude
-
-
-def _split_term(
-    traits: KernelTraits, size: Tensor, moments: RowMoments, magnitude: Tensor, statistical: bool
-) -> Tensor | None:
-    if not traits.rounded_splits:
-        return None
-    if not statistical:
-        return magnitude
-    return torch.minimum(magnitude, torch.add(size, moments.p2v2.double().sqrt_(), alpha=C1))
-
-
-def _dequantised_values(
-    case: AttentionCase, moments: RowMoments, magnitude: Tensor, traits: KernelTraits, statistical: bool
-) -> Tensor | None:
-    if not traits.dequantises_kv or is_power_of_two(case.v_scale):
-        return None
-    return torch.minimum(magnitude, C1 * moments.p2v2.double().sqrt_()) if statistical else magnitude
-
-
 def _fp32_error(moments: RowMoments) -> Tensor:
     return 2.0**-23 * (FP32_ROUNDINGS + moments.score_terms)
 
@@ -204,13 +230,6 @@ def _count(case: AttentionCase, device: torch.device) -> Tensor:
 def _flushed(case: AttentionCase, moments: RowMoments, n: Tensor, traits: KernelTraits) -> Tensor:
     """fp64 [total_q, Hq]; n: fp64 [total_q, 1]"""
     return FLUSHES * FP32_FLUSH * (n + traits.merge_legs) * (moments.v_max + max(1.0, case.v_scale))
-
-
-def _underflow(floor: float, size: Tensor, moments: RowMoments, n: Tensor) -> Tensor:
-    """n: fp64 [total_q, 1]"""
-    absolute = floor * moments.p_max
-    spread = (C_UNDERFLOW * absolute * n.sqrt())[..., None] * (moments.v_max[..., None] + size)
-    return spread.addcmul_(size, torch.minimum(moments.mass, n * absolute)[..., None])
 
 
 def worst(case: AttentionCase, error: Tensor, bound: Tensor) -> tuple[float, tuple[int, int, int]]:

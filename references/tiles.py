@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cases.ragged import uploaded
 from cases.schema import AttentionCase
 
 Ints = NDArray[np.int64]
@@ -187,8 +188,7 @@ def bucket_indices(
         place[1, rows[is_row]] = bucket.rows
         padded += rows.size * case.num_qo_heads
     parts.append(place.ravel())
-    packed = torch.from_numpy(np.concatenate(parts))
-    on_device = packed.to(device, non_blocking=True) if device.type != "cpu" else packed
+    (on_device,) = uploaded(device, torch.from_numpy(np.concatenate(parts)))
     pieces = iter(torch.split(on_device, [part.size for part in parts]))
     indices = []
     for bucket in buckets:

@@ -11,10 +11,12 @@ it and `visible_mask` writes it out.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
-from cases.ragged import Rows, query_rows
+from cases.ragged import Rows, query_rows, uploaded
 from cases.schema import AttentionCase
 
 
@@ -33,6 +35,12 @@ def visible_mask(first: Tensor, last: Tensor, key_positions: Tensor) -> Tensor:
 
 
 def visible_count(case: AttentionCase, device: torch.device | str = "cpu") -> Tensor:
-    """int64 [total_q]: how many keys each query row sees."""
-    first, last = visible_interval(case, query_rows(case, device))
-    return (last - first).clamp(min=0)
+    """int64 [total_q]: how many keys each query row sees. Not to be written to: kept."""
+    return _visible_count(case, str(device))
+
+
+@functools.lru_cache(maxsize=4)
+def _visible_count(case: AttentionCase, device: str) -> Tensor:
+    first, last = visible_interval(case, query_rows(case, "cpu"))
+    (count,) = uploaded(device, (last - first).clamp(min=0))
+    return count

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from cases.schema import AttentionCase
 from harness.adapters.protocol import EmptyRow, LseBase
+from harness.judging.row_errors import element_error, element_ratio, largest_error, largest_ratio
 from harness.judging.where import row_place, say_place
 from harness.verdict import Evidence
-from references.by_rows import row_slices
 
 LN2 = math.log(2.0)
 NO_LSE = "the path gives no LSE"
@@ -57,28 +57,6 @@ def under_atol(place: dict[str, Any], largest: float, atol: float) -> Evidence:
         return Evidence("atol", True, measure)
     message = f"max-abs-diff {largest:.4g} is above atol {atol:g}, at {say_place(place)}"
     return Evidence("atol", False, measure, message)
-
-
-def largest_error(out: Tensor, golden: Tensor) -> Tensor:
-    """fp64 [total_q, num_qo_heads]: the largest |out - golden| of each row and head; infinite if one is not finite."""
-    by_head = torch.cat([_error(out[at], golden[at]).amax(-1) for at in row_slices(out)])
-    return by_head.nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
-def largest_ratio(out: Tensor, golden: Tensor, bounds: Tensor) -> Tensor:
-    """fp64 [total_q, num_qo_heads]: the largest error over its bound; NaN counts as infinite."""
-    ratio = torch.cat([_ratio(out[at], golden[at], bounds[at]).amax(-1) for at in row_slices(out)])
-    return ratio.nan_to_num(nan=torch.inf)  # amax passes a NaN on
-
-
-def _error(out: Tensor, golden: Tensor) -> Tensor:
-    return (out - golden).abs_()
-
-
-def _ratio(out: Tensor, golden: Tensor, bounds: Tensor) -> Tensor:
-    """Error over bound; 0 over 0 is 0, as is where a row that sees no key is right."""
-    error = _error(out, golden)
-    return torch.where(error == 0, 0.0, error / bounds)
 
 
 def _read(*figures: Tensor) -> list[float]:
@@ -142,8 +120,8 @@ def compare_bound(case: AttentionCase, out: Tensor, golden: Tensor, bounds: Tens
     measure: dict[str, Any] = {"ratio": finite(largest), "worst": place, "rows_over": int(over)}
     if largest <= 1:
         return Evidence("bound", True, measure)
-    at = int(_ratio(out[row, head], golden[row, head], bounds[row, head]).nan_to_num(nan=torch.inf).argmax())
-    error = float(_error(out[row, head, at], golden[row, head, at]))
+    at = int(element_ratio(out[row, head], golden[row, head], bounds[row, head]).nan_to_num(nan=torch.inf).argmax())
+    error = float(element_error(out[row, head, at], golden[row, head, at]))
     excess = f"error {error:.3g} over bound {float(bounds[row, head, at]):.3g}"
     message = f"{excess} at {say_place(place)}; {measure['rows_over']} of {case.total_q} rows are over their bound"
     return Evidence("bound", False, measure, message)

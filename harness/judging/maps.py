@@ -19,12 +19,13 @@ from torch import Tensor
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase
 from harness.adapters.protocol import Adapter, AttentionOutput
-from harness.judging.compare import NO_LSE, finite, largest_error, largest_ratio, lse_error, under_atol
+from harness.judging.compare import NO_LSE, finite, lse_error, under_atol
+from harness.judging.row_errors import row_errors
 from harness.judging.tolerances import default_atol, lse_tolerance
 from harness.judging.traits import kernel_traits, row_sum_traits
 from harness.judging.where import row_place
 from harness.verdict import Evidence
-from references.error_bounds import lse_bounds, row_bounds
+from references.error_bounds import lse_bounds, row_factors, unit_terms
 from references.golden import GoldenOutput
 
 Figures = NDArray[np.float64]
@@ -58,8 +59,10 @@ class Maps:
         lses = [output.lse for output in outputs if output.lse is not None]
         if lses and len(lses) < len(outputs):
             return None
-        bounds = row_bounds(case, data, golden, kernel_traits(adapter))
-        maps = [largest_error(out, golden.out), largest_ratio(out, golden.out, bounds)]
+        assert golden.moments is not None
+        traits = kernel_traits(adapter)
+        factors = row_factors(case, golden.moments, traits)
+        maps = [*row_errors(out, golden, factors, unit_terms(case, traits))]
         if lses:
             tolerance = lse_tolerance(golden.lse, lse_bounds(case, data, golden, row_sum_traits(adapter)))
             error = lse_error(torch.cat(lses), golden.lse, adapter.lse_base, adapter.empty_row)[2]
