@@ -59,7 +59,10 @@ def bench(
 
     A straight loop over cases and requests is timed beside it, with the same adapter on the same shapes.
 
-    Example: `attn-harness bench --mix short --mix serving --adapter 'flash-attn-3' --processes 4`
+    Examples:
+
+    - `attn-harness bench --cases 4 --runs 1 --adapter torch-sdpa`
+    - `attn-harness bench --mix short --mix serving --adapter flash-attn-3 --processes 4 --output bench.json`
     """
     RunOptions(evidence=evidence)  # refuses another word at once
     limit = seconds if minutes is None else minutes * 60

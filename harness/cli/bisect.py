@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -74,6 +75,7 @@ def bisect(
     evidence: Annotated[
         str, typer.Option("--evidence", help="default, certificate, metamorphic, all, bound or atol.")
     ] = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="Print every environment's answer as JSON.")] = False,
 ) -> None:
     """Name the first environment, in the order given, in which the case's verdict changes.
 
@@ -86,10 +88,14 @@ def bisect(
     if len(python) < 2:
         raise UsageError("bisect compares environments; give --python at least twice.")
     steps = examine_everywhere(load_case_file(case), adapter, python, RunOptions(evidence=evidence, rerun=False))
+    at = first_change(steps)
+    if as_json:
+        told = [{"python": step.python, "record": step.record.to_json()} for step in steps]
+        print(json.dumps({"steps": told, "first_changed": None if at is None else steps[at].python}))
+        raise typer.Exit(1 if at is None else 0)
     console = Console(soft_wrap=True, markup=False, highlight=False)
     for step in steps:
         console.print(step_lines(step))
-    at = first_change(steps)
     if at is None:
         console.print("the verdict is the same everywhere.")
         raise typer.Exit(1)

@@ -61,6 +61,7 @@ def doctor(
 
     Examples:
 
+    - `attn-harness doctor`
     - `attn-harness doctor --adapter my_kernel.py:MyKernel`
     - `attn-harness doctor --prebuild smoke --arch 9.0a --export smoke.tar.xz`
     - `attn-harness doctor --import smoke.tar.xz`

@@ -47,7 +47,10 @@ def explain(
 
     Exit code 0 if the case passes, 1 if there was something to explain, a crash of the adapter included.
 
-    Example: `attn-harness explain reports/failures/0123456789ab.json --adapter flash-attn-4`
+    Examples:
+
+    - `attn-harness explain d68d61db84db --adapter flash-attn-3@emulated --fault window-one-too-wide`
+    - `attn-harness explain reports/failures/0123456789ab.json --adapter flash-attn-4`
     """
     found = find_case(case)
     finish(found, adapter, as_json, lambda: _explain(found, adapter, fault, evidence, seconds, as_json))

@@ -62,7 +62,10 @@ def fuzz(
 
     Exit code 0 without a finding, 1 with one, 130 after Ctrl-C and 143 after SIGTERM; everything found is kept.
 
-    Example: `attn-harness fuzz --adapter flash-attn-4 --minutes 10 --seed 1`
+    Examples:
+
+    - `attn-harness fuzz --adapter torch-sdpa --examples 20 --seed 1`
+    - `attn-harness fuzz --adapter flash-attn-4 --minutes 10`
     """
     try:
         with nothing_to_keep():

@@ -121,7 +121,9 @@ def gate(
 
     Examples:
 
-    - `attn-harness gate --suite smoke --baseline h200 --adapter 'flashinfer-*' --update`
+    - `attn-harness gate --suite quick --baseline cpu --adapter torch-sdpa --update`
+    - `attn-harness gate --suite quick --baseline cpu`
+    - `attn-harness gate --suite smoke --baseline h200 --adapter 'flashinfer-*' --repeat 3 --update`
     - `attn-harness gate --suite smoke --baseline h200`
     - `attn-harness gate --suite smoke --baseline h200 --minutes 3`
     - `attn-harness gate --suite smoke --baseline h200 -k decode`

@@ -25,7 +25,11 @@ def listing(
 ) -> None:
     """List adapters, suites, cases, faults or the case schema.
 
-    Example: `attn-harness list cases --suite seeds`
+    Examples:
+
+    - `attn-harness list`
+    - `attn-harness list cases --suite seeds`
+    - `attn-harness list faults --json`
     """
     if what not in KINDS:
         raise UsageError(f"there is no list of {what!r}; use one of {', '.join(KINDS)}.")

@@ -45,7 +45,10 @@ def oracle(
     reference must agree with what the model computed: in fp32 to 1e-6, in bf16 within each row's bound.
     Takes about a minute, and needs transformers: `pip install 'attn-harness[test]'`.
 
-    Example: `attn-harness oracle --models gemma2,gpt-oss --windows 4`
+    Examples:
+
+    - `attn-harness oracle --models gemma2 --windows 4 --dtypes float32 --mask-limit 8`
+    - `attn-harness oracle --json`
     """
     progress = _Progress()
     try:

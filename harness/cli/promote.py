@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ def promote(
     ] = None,
     symptom: Annotated[str | None, typer.Option(help="What is seen, in one line.")] = None,
     corpus: Annotated[Path, typer.Option(help="Folder of the corpus.")] = CORPUS_DIR,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the file that was written as JSON.")] = False,
 ) -> None:
     """Put a finding's shrunk case into the corpus, so that every later run meets it.
 
@@ -37,4 +39,4 @@ def promote(
         symptom=symptom,
         corpus=corpus,
     )
-    print(path)
+    print(json.dumps({"promoted": str(path)}) if as_json else path)

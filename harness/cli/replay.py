@@ -38,7 +38,10 @@ def replay(
 ) -> None:
     """Run one case again and say what comes out: a file, or the id of a case in a suite.
 
-    Example: `attn-harness replay reports/failures/0123456789ab.json --adapter flash-attn-4`
+    Examples:
+
+    - `attn-harness replay d68d61db84db --adapter torch-sdpa`
+    - `attn-harness replay reports/failures/0123456789ab.json --adapter flash-attn-4`
     """
     loaded = find_case(case)
     options = RunOptions(evidence=evidence, atol=atol, fault=fault, repeats=repeats)

@@ -69,7 +69,12 @@ def run(
 ) -> None:
     """Run cases through adapters and judge every output row.
 
-    Example: `attn-harness run --suite seeds --adapter 'flashinfer-*'`
+    Examples:
+
+    - `attn-harness run --suite quick --adapter torch-sdpa`
+    - `attn-harness run --suite seeds --adapter 'flashinfer-*'`
+    - `attn-harness run --suite quick --adapter my_kernel.py:MyKernel --evidence metamorphic`
+    - `attn-harness run --suite quick --adapter flash-attn-3@emulated --fault window-one-too-wide`
     """
     # A planted fault needs no second and third run to be believed.
     options = RunOptions(

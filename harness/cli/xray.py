@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -26,19 +28,23 @@ def xray(
     request: Annotated[int | None, typer.Option(help="Draw this request (default: the one most wrong).")] = None,
     head: Annotated[int | None, typer.Option(help="Draw this query head.")] = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Write a PNG here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what each wrong row attended to as JSON.")] = False,
 ) -> None:
     """Recover from outputs alone which keys each query attended to, and draw it against what it should see.
 
     Exit code 1 if any row attended to other keys, or the adapter crashed.
 
-    Example: `attn-harness xray 0123456789ab --adapter flash-attn-3 --picture xray.png`
+    Examples:
+
+    - `attn-harness xray d68d61db84db --adapter flash-attn-3@emulated --fault window-one-too-wide --picture xray.png`
+    - `attn-harness xray reports/failures/0123456789ab.json --adapter flash-attn-4 --json`
     """
     found = find_case(case)
     # The adapter may leave the folder that a path was given from.
     file = None if picture is None else picture.absolute()
     if file is not None:
         refuse_unwritable(file)
-    finish(found, adapter, False, lambda: _xray(found, adapter, fault, request, head, file))
+    finish(found, adapter, as_json, lambda: _xray(found, adapter, fault, request, head, file, as_json))
 
 
 def refuse_unwritable(picture: Path) -> None:
@@ -52,7 +58,13 @@ def refuse_unwritable(picture: Path) -> None:
 
 
 def _xray(
-    found: AttentionCase, adapter: str, fault: str | None, request: int | None, head: int | None, picture: Path | None
+    found: AttentionCase,
+    adapter: str,
+    fault: str | None,
+    request: int | None,
+    head: int | None,
+    picture: Path | None,
+    as_json: bool,
 ) -> Answer:
     examiner = make_examiner(found, adapter, fault)
     try:
@@ -71,10 +83,11 @@ def _xray(
     if not 0 <= at_head < found.num_qo_heads:
         raise UsageError(f"--head is {at_head}; the case has heads 0..{found.num_qo_heads - 1}.")
     differences = row_differences(attended)
+    said = say_differences(found, differences, limit=6)
     lines = [
         f"{found.name} ({found.id}) through {examiner.adapter.name}: {len(differences)} of {found.total_q} rows differ"
     ]
-    lines += [f"  {line}" for line in say_differences(found, differences, limit=6)]
+    lines += [f"  {line}" for line in said]
     if fits_text(found, at_request):
         lines += text_picture(attended, at_request, at_head)
     elif picture is None:
@@ -85,4 +98,8 @@ def _xray(
         except (OSError, ValueError) as problem:  # a full disk, or an ending that no picture has
             raise UsageError(f"cannot write {picture}: {problem}.") from None
         lines.append(f"wrote {picture}")
+    if as_json:
+        body = {"case": found.id, "adapter": examiner.adapter.name, "rows": found.total_q, "lines": said}
+        body |= {"differ": [dataclasses.asdict(row) for row in differences]}
+        lines = [json.dumps(body | {"picture": None if picture is None else str(picture)})]
     return Answer("\n".join(lines), 1 if differences else 0)
