@@ -21,14 +21,12 @@ from cases.schema import AttentionCase
 from harness.adapters.protocol import Adapter, AttentionOutput
 from harness.judging.compare import NO_LSE, finite, lse_error, under_atol
 from harness.judging.row_errors import row_errors
-from harness.judging.tolerances import default_atol, lse_tolerance
+from harness.judging.tolerances import lse_tolerance
 from harness.judging.traits import kernel_traits, row_sum_traits
 from harness.judging.where import row_place
 from harness.verdict import Evidence
 from references.error_bounds import lse_bounds, row_factors, unit_terms
 from references.golden import GoldenOutput
-
-Figures = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +49,24 @@ class Maps:
         golden: GoldenOutput,
         outputs: Sequence[AttentionOutput],
     ) -> Maps | None:
-        """Of outputs whose rows are one after another those of `case`; None if only some have an LSE.
+        """Of outputs whose rows are one after another those of `case`, golden with moments; None if only some have an
+        LSE, or their shapes are wrong.
 
         The device is given its work and not waited for.
         """
-        out = torch.cat([output.out for output in outputs])
         lses = [output.lse for output in outputs if output.lse is not None]
         if lses and len(lses) < len(outputs):
+            return None
+        out, lse = torch.cat([output.out for output in outputs]), torch.cat(lses) if lses else None
+        if out.shape != golden.out.shape or (lse is not None and lse.shape != golden.lse.shape):
             return None
         assert golden.moments is not None
         traits = kernel_traits(adapter)
         factors = row_factors(case, golden.moments, traits)
         maps = [*row_errors(out, golden, factors, unit_terms(case, traits))]
-        if lses:
+        if lse is not None:
             tolerance = lse_tolerance(golden.lse, lse_bounds(case, data, golden, row_sum_traits(adapter)))
-            error = lse_error(torch.cat(lses), golden.lse, adapter.lse_base, adapter.empty_row)[2]
+            error = lse_error(lse, golden.lse, adapter.lse_base, adapter.empty_row)[2]
             maps += [error, error - tolerance]
         on_host = torch.stack(maps).to("cpu", non_blocking=True)  # into pinned memory
         if out.device.type != "cuda":
@@ -74,30 +75,28 @@ class Maps:
         arrived.record(torch.cuda.current_stream(out.device))
         return cls(on_host, arrived)
 
-    def figures(self) -> Figures:
-        """Waits for them. In NumPy, which reads a case's few numbers in a fifth of torch's time."""
+    def holding(self, case: AttentionCase, rows: slice, atol: float, *, atol_decides: bool) -> list[Evidence] | None:
+        """Evidence of the case whose rows these are, in the form of `judge_own`; None if any fails. Waits for the
+        maps."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        figures: Figures = self.on_host.numpy()
-        return figures
+        # In NumPy, which reads a case's few numbers in a fifth of torch's time.
+        error, ratio, *of_lse = self.on_host.numpy()[:, rows]
+        largest, worst_ratio = float(error.max()), float(ratio.max())
+        if not (math.isfinite(largest) and worst_ratio <= 1):
+            return None
+        flat = dataclasses.replace(under_atol(_place(case, error), largest, atol), decides=atol_decides)
+        if atol_decides and not flat.passed:
+            return None
+        bound = Evidence("bound", True, {"ratio": worst_ratio, "worst": _place(case, ratio), "rows_over": 0})
+        if not of_lse:
+            return [flat, bound, Evidence("lse", None, message=NO_LSE)]
+        lse, excess = of_lse
+        if not float(excess.max()) <= 0:
+            return None
+        measure = {"max_lse_diff": finite(float(lse.max())), "worst": _place(case, excess)}
+        return [flat, bound, Evidence("lse", True, measure)]
 
 
-def holding_evidence(
-    case: AttentionCase, error: Figures, ratio: Figures, lse: Figures | None = None, excess: Figures | None = None
-) -> list[Evidence] | None:
-    """Evidence of one case from the maps of its rows, in the form of `judge_own`; None if any fails."""
-    largest, worst_ratio = float(error.max()), float(ratio.max())
-    if not (math.isfinite(largest) and worst_ratio <= 1):
-        return None
-    flat = under_atol(_place(case, error), largest, default_atol(case.dtype))
-    bound = Evidence("bound", True, {"ratio": worst_ratio, "worst": _place(case, ratio), "rows_over": 0})
-    if lse is None or excess is None:
-        return [dataclasses.replace(flat, decides=False), bound, Evidence("lse", None, message=NO_LSE)]
-    if not float(excess.max()) <= 0:
-        return None
-    measure = {"max_lse_diff": finite(float(lse.max())), "worst": _place(case, excess)}
-    return [dataclasses.replace(flat, decides=False), bound, Evidence("lse", True, measure)]
-
-
-def _place(case: AttentionCase, by_head: Figures) -> dict[str, Any]:
+def _place(case: AttentionCase, by_head: NDArray[np.float64]) -> dict[str, Any]:
     return row_place(case, *divmod(int(by_head.argmax()), case.num_qo_heads))

@@ -22,7 +22,7 @@ from cases.together import merged, merged_data, numbers
 from harness.adapters.protocol import Adapter, AttentionOutput
 from harness.judging.compare import check_shape
 from harness.judging.gather import judge_own
-from harness.judging.maps import Maps, holding_evidence
+from harness.judging.maps import Maps
 from harness.judging.tolerances import default_atol
 from harness.record import Record
 from harness.running.examine import AdapterFailure, Examiner, Stopwatch, adapter_at_work, examine, synchronize
@@ -221,25 +221,22 @@ class Group:
     def evidence(self) -> list[Own]:
         """Evidence, or the failure, of each case: from the maps of all rows where it holds."""
         with self.watch.stage("judge"):
-            figures = None if self._maps is None else self._maps.figures()
             found: list[list[Evidence] | AdapterFailure] = []
             end = 0
             for case, data, output in zip(self.cases, each_case(self.cases, self.data), self.outputs, strict=True):
                 rows = slice(end, end + case.total_q)
                 end = rows.stop
-                if isinstance(output, AdapterFailure):
-                    found.append(output)
-                    continue
-                holding = None if figures is None else holding_evidence(case, *figures[:, rows])
-                found.append(self._alone(case, data, output, rows) if holding is None else holding)
+                found.append(output if isinstance(output, AdapterFailure) else self._judged(case, data, output, rows))
         seconds = {name: value / len(self.cases) for name, value in self.watch.seconds.items()}
         return [Own(one, seconds) for one in found]
 
-    def _alone(self, case: AttentionCase, data: LogicalData, output: AttentionOutput, rows: slice) -> list[Evidence]:
-        """By the functions that judge one case."""
+    def _judged(self, case: AttentionCase, data: LogicalData, output: AttentionOutput, rows: slice) -> list[Evidence]:
+        atol = default_atol(case.dtype)
+        holding = None if self._maps is None else self._maps.holding(case, rows, atol, atol_decides=False)
+        if holding is not None:
+            return holding
         moments = None if self.golden.moments is None else self.golden.moments.slice(rows)
         golden = GoldenOutput(self.golden.out[rows], self.golden.lse[rows], moments)
-        atol = default_atol(case.dtype)
         return judge_own(
             case, self.adapter, data, golden, golden.lse, output, self.options.evidence, atol, atol_decides=False
         )
