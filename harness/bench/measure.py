@@ -94,8 +94,15 @@ class Measurement:
 
     @property
     def harness_share(self) -> float:
-        """Everything but the kernel and golden."""
+        """Everything but the kernel and golden, each stage waited for."""
         return 1 - sum(self.shares.get(name, 0.0) for name in KERNEL_AND_GOLDEN)
+
+    @property
+    def wall_share(self) -> float:
+        """What kernel and golden, as long as they take alone, leave of the time that a case takes when stages are not
+        waited for: the harness's share that nothing hides."""
+        alone = sum(self.seconds.get(name, 0.0) for name in KERNEL_AND_GOLDEN)
+        return max(0.0, 1 - alone * self.rate.median)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -110,6 +117,7 @@ class Measurement:
             "milliseconds_per_case": {name: value * 1e3 for name, value in self.seconds.items()},
             "shares": self.shares,
             "harness_share": self.harness_share,
+            "wall_share": self.wall_share,
             "shared_cases_per_second": None if self.shared is None else self.shared.to_json(),
             "loops": {name: series.to_json() for name, series in self.loops.items()},
             "ratio_to_loops": {name: self.best.median / series.median for name, series in self.loops.items()},

@@ -88,7 +88,7 @@ MIXES = {
         Mix("long", "2 requests with a prefix of 131072 and 64 new rows", 2, 131072 + 64, 64, fixed_prefix=131072),
     )
 }
-DEFAULT_CASES = {"short": 64, "serving": 8, "serving-8b": 4, "long": 1}
+DEFAULT_CASES = {"short": 64, "serving": 32, "serving-8b": 8, "long": 2}
 
 
 def chosen_mixes(names: list[str]) -> list[Mix]:

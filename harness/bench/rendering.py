@@ -17,7 +17,18 @@ from harness.errors import UsageError
 def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: dict[tuple[str, ...], float]) -> None:
     """One line per (mix, adapter): rates first, then where the time goes."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = ("mix", "adapter", "cases/s", "spread", "together", "x fp64 loop", "x fp32 loop", "harness share", "peak")
+    columns = (
+        "mix",
+        "adapter",
+        "cases/s",
+        "spread",
+        "together",
+        "x fp64 loop",
+        "x fp32 loop",
+        "harness share",
+        "of wall",
+        "peak",
+    )
     for name in (*columns, *(["x baseline"] if baseline else [])):
         table.add_column(name, justify="left" if name in ("mix", "adapter") else "right")
     for row in rows:
@@ -30,6 +41,7 @@ def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: d
             "" if shared is None else f"{shared['median']:.1f} by {row['processes']}",
             *(f"{ratios[name]:.2f}" if name in ratios else "" for name in ("straight fp64", "straight fp32")),
             f"{row['harness_share']:.0%}",
+            f"{row['wall_share']:.0%}",
             "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f} MiB",
         ]
         if baseline:

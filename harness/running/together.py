@@ -33,10 +33,10 @@ from references.golden import GoldenOutput, golden_attention
 _reuse_outputs: set[str] = set()  # names of adapters seen to write every output to the same memory
 MOST_CASES = 32
 # Numbers of a group (see `_numbers_of`): beyond it launching is not what takes the time. Golden and judging hold about
-# five times as many in fp64.
+# five times as many in fp64, and half as many again are of the group that comes next.
 MOST_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 27}
 _LOOK_AHEAD = {"cuda"}  # devices that compute while the host goes on; elsewhere two groups would only take more memory
-MEMORY_SHARE = 1 << 10  # on a GPU at most one number for so many bytes that it has
+MEMORY_SHARE = 3 << 9  # on a GPU at most one number for so many bytes that it has: sixteen processes may share it
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ def test_stages_add_up() -> None:
     assert sum(measured.shares.values()) == pytest.approx(1)
     assert all(measured.seconds[name] > 0 for name in measuring.STAGES if name != "other")
     assert 0 < measured.harness_share < 1
+    assert 0 <= measured.wall_share < 1
     body = json.loads(json.dumps(measured.to_json()))
     for name, ratio in body["ratio_to_loops"].items():
         assert ratio == pytest.approx(body["cases_per_second"]["median"] / body["loops"][name]["median"])

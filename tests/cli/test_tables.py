@@ -58,7 +58,13 @@ def oracle_table() -> None:
 
 def bench_table() -> None:
     row = {"mix": NAME, "adapter": NAME, "cases_per_second": {"median": 1.0, "spread": 0.0}, "processes": 1}
-    row |= {"shared_cases_per_second": None, "ratio_to_loops": {}, "harness_share": 0.5, "peak_bytes": None}
+    row |= {
+        "shared_cases_per_second": None,
+        "ratio_to_loops": {},
+        "harness_share": 0.5,
+        "wall_share": 0.5,
+        "peak_bytes": None,
+    }
     print_measurements(make_console(), [row | {"milliseconds_per_case": {}}], {})
 
 
