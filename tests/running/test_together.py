@@ -18,9 +18,9 @@ from harness.adapters.registry import load_adapter
 from harness.bench.mixes import Mix
 from harness.record import Record
 from harness.running import together
-from harness.running.examine import examine
+from harness.running.examine import Stopwatch, examine
 from harness.running.options import RunOptions
-from harness.running.together import can_share, examine_together, groups
+from harness.running.together import Group, can_share, examine_together, groups
 from harness.verdict import Verdict
 from references.golden import golden_attention
 
@@ -236,3 +236,23 @@ def test_merged_data_and_answers_are_those_of_the_cases(recipe: str) -> None:
         assert float((golden.out[rows] - expected.out).abs().max()) < 1e-12
         assert float((golden.lse[rows] - expected.lse).abs().max()) < 1e-12
         start += case.total_q
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: needs a CUDA GPU")
+def test_a_gpu_is_given_a_group_without_being_waited_for() -> None:
+    adapter, device, cases = load_adapter("torch-varlen"), torch.device("cuda", 0), MIX.cases(4, 300)
+    cases = [case.replace(window_left=None) for case in cases]
+    warm = examine_together(cases, adapter, BOUND, device)  # compiles, and compares the kernels once
+    assert {record.verdict for record in warm} == {Verdict.PASS}
+    watch = Stopwatch(device, lambda _stage: None)
+    torch.cuda.set_sync_debug_mode("error")  # raises where something waits
+    try:
+        group = Group(cases, adapter, BOUND, watch)
+        torch.cuda.set_sync_debug_mode("default")
+        assert group.run()
+        torch.cuda.set_sync_debug_mode("error")
+        group.compare()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(evidence.passed for own in group.evidence() for evidence in own() if evidence.decides)
