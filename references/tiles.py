@@ -20,8 +20,8 @@ from cases.schema import AttentionCase
 
 Ints = NDArray[np.int64]
 ROWS = 128  # of a tile: keys under the diagonal and left of a window are then mostly not computed
-# What a batch of tiles costs beside its arithmetic, in scores: about forty kernel launches, or calls.
-OVERHEAD_SCORES = {"cpu": 1 << 14, "cuda": 1 << 22}
+# What a batch of tiles costs beside its arithmetic, in scores: about ninety kernel launches, or calls.
+OVERHEAD_SCORES = {"cpu": 1 << 16, "cuda": 1 << 24}
 SPLIT_FROM = 8  # splits: fewer are not worth another pass
 
 
@@ -86,20 +86,23 @@ def make_buckets(
     case: AttentionCase, first: Tensor, last: Tensor, *, split_legs: bool, most_scores: int, device: str
 ) -> list[Bucket]:
     """Buckets that cover every row once. first, last: CPU int64 [total_q], the visible interval of each row, by
-    position in its request. A bucket holds at most `most_scores` scores per pass over its keys, one tile apart."""
+    position in its request. A bucket holds at most `most_scores` scores per pass over its keys, one tile apart, and
+    pads its tiles by less than another bucket would cost."""
     rows = min(ROWS, max(1, most_scores // case.num_qo_heads))
     tiles = sorted(_tiles(case, first, last, split_legs, rows), key=lambda t: (t.high - t.low, t.rows), reverse=True)
     overhead = OVERHEAD_SCORES.get(device, OVERHEAD_SCORES["cuda"]) // case.num_qo_heads
     most = most_scores // case.num_qo_heads
     buckets: list[Bucket] = []
+    own = 0  # scores of the last bucket's tiles without padding
     for tile in tiles:
+        scores = tile.rows * (tile.high - tile.low)
         grown = _with(buckets[-1], tile) if buckets else None
-        if grown is not None and _area(grown) <= most:
-            waste = _area(grown) - _area(buckets[-1]) - tile.rows * (tile.high - tile.low)
-            if waste <= overhead:
-                buckets[-1] = grown
-                continue
+        if grown is not None and _area(grown) <= min(most, own + scores + overhead):
+            buckets[-1] = grown
+            own += scores
+            continue
         buckets.append(Bucket((tile,), tile.rows, tile.middle - tile.low, tile.high - tile.middle))
+        own = scores
     return buckets
 
 
