@@ -128,7 +128,16 @@ def _shard(pair: Any) -> tuple[int, int] | None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file whole: to a neighbour first, then renamed over. Raises UsageError if it cannot be."""
+    """Write a file whole: to a neighbour first, then renamed over. Raises UsageError if it cannot be.
+
+    What is no file, /dev/stdout or a pipe, is written to: renamed over, it would be gone for everybody.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        try:
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except OSError as problem:
+            raise UsageError(f"cannot write {path}: {problem.strerror}.") from None
+        return
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

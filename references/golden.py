@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cases.ragged import query_rows
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase
 from references.moments import MomentSums, RowMoments, grown, summed
-from references.tiles import Bucket, BucketIndex, bucket_indices, make_buckets
-from references.visibility import visible_interval, visible_mask
+from references.tiles import Bucket, BucketIndex, Plan, make_plan
+from references.visibility import visible_mask
 from references.weights import weights
 
 CHUNK_SCORES = 1 << 27  # scores in flight: 1 GiB of fp64, three such arrays
@@ -40,21 +39,28 @@ class GoldenOutput:
     moments: RowMoments | None = None
 
 
-def golden_attention(case: AttentionCase, data: LogicalData, *, moments: bool = False) -> GoldenOutput:
-    """The exact answer of `case` on `data`, up to fp64 rounding. `moments` costs about as much again.
+def golden_attention(
+    case: AttentionCase, data: LogicalData, *, moments: bool = False, plan: Plan | None = None
+) -> GoldenOutput:
+    """The exact answer of `case` on `data`, up to fp64 rounding. `moments` cost about as much again; `plan`: what
+    `plan_golden` made for the same `case`, device and `moments`.
 
     No value is read back from the device, so that its queue never runs dry.
     """
     device = data.q.device
     most = _most_scores(device)
-    first, last = visible_interval(case, query_rows(case, "cpu"))
-    buckets = make_buckets(case, first, last, split_legs=moments, most_scores=most, device=device.type)
-    indices, place = bucket_indices(case, buckets, first, last, device)
-    parts = [_bucket(case, data, *each, most, moments) for each in zip(buckets, indices, strict=True)]
+    plan = plan_golden(case, device, moments=moments) if plan is None else plan
+    indices, place = plan.on(device, case.num_qo_heads)
+    parts = [_bucket(case, data, *each, most, moments) for each in zip(plan.buckets, indices, strict=True)]
     scalars = _joined([part.scalars for part in parts], place)
     vectors = [_joined(list(each), place) for each in zip(*(part.vectors for part in parts), strict=True)]
     rows = RowMoments(*scalars.unbind(-1)[1:], *vectors[1:]) if moments else None
     return GoldenOutput(vectors[0], scalars[..., 0], rows)
+
+
+def plan_golden(case: AttentionCase, device: torch.device, *, moments: bool = False) -> Plan:
+    """The host's part of golden attention, which a caller may do while the device is at something else."""
+    return make_plan(case, split_legs=moments, most_scores=_most_scores(device), device=device.type)
 
 
 def _most_scores(device: torch.device) -> int:

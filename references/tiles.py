@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cases.ragged import uploaded
+from cases.ragged import query_rows, uploaded
 from cases.schema import AttentionCase
+from references.visibility import visible_interval
 
 Ints = NDArray[np.int64]
 ROWS = 128  # of a tile: keys under the diagonal and left of a window are then mostly not computed
@@ -169,14 +170,39 @@ class BucketIndex:
         return torch.where(inside, key, self.low), torch.where(inside, key, -1)
 
 
-def bucket_indices(
-    case: AttentionCase, buckets: list[Bucket], first: Tensor, last: Tensor, device: torch.device
-) -> tuple[list[BucketIndex], Tensor]:
-    """Indices of every bucket, and int64 [total_q, Hq]: where each packed row and head stands among the padded
-    [B, Hq, R] of all buckets one after another. Made on the host and uploaded in one copy: each copy would wait for
-    the device."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What golden attention does, worked out on the host: nothing of it depends on data.
+
+    packed: int64, the indices of every bucket one after another and then `place`, with the number of each part
+    place:  int64 [2, total_q]: where each packed row of head 0 stands among the padded [B, Hq, R] of all buckets one
+            after another, and how much further on that of the next head does
+    """
+
+    buckets: list[Bucket]
+    packed: Tensor
+    parts: list[int]
+
+    def on(self, device: torch.device, heads: int) -> tuple[list[BucketIndex], Tensor]:
+        """The indices of every bucket, by one copy, and the place of each row and head, int64 [total_q, heads]."""
+        (packed,) = uploaded(device, self.packed)
+        pieces = iter(torch.split(packed, self.parts))
+        indices = []
+        for bucket in self.buckets:
+            shape = (len(bucket.tiles), bucket.rows)
+            padded_rows, begin, end = (next(pieces).view(shape) for _ in range(3))
+            low, middle, high = next(pieces).view(3, -1, 1).unbind(0)
+            indices.append(BucketIndex(padded_rows, begin, end, low, middle, high))
+        head_0, stride = next(pieces).view(2, -1, 1)
+        return indices, head_0 + stride * torch.arange(heads, device=device)
+
+
+def make_plan(case: AttentionCase, *, split_legs: bool, most_scores: int, device: str) -> Plan:
+    """For a device of that type; `most_scores` as in `make_buckets`."""
+    first, last = visible_interval(case, query_rows(case, "cpu"))
+    buckets = make_buckets(case, first, last, split_legs=split_legs, most_scores=most_scores, device=device)
     parts: list[Ints] = []
-    place = np.empty((2, case.total_q), dtype=np.int64)  # of head 0, and from one head to the next
+    place = np.empty((2, case.total_q), dtype=np.int64)
     padded = 0
     starts = _kv_start_of_rows(case)
     begins, ends = first.numpy() + starts, last.numpy() + starts
@@ -191,16 +217,7 @@ def bucket_indices(
         place[1, rows[is_row]] = bucket.rows
         padded += rows.size * case.num_qo_heads
     parts.append(place.ravel())
-    (on_device,) = uploaded(device, torch.from_numpy(np.concatenate(parts)))
-    pieces = iter(torch.split(on_device, [part.size for part in parts]))
-    indices = []
-    for bucket in buckets:
-        shape = (len(bucket.tiles), bucket.rows)
-        padded_rows, begin, end = (next(pieces).view(shape) for _ in range(3))
-        low, middle, high = next(pieces).view(3, -1, 1).unbind(0)
-        indices.append(BucketIndex(padded_rows, begin, end, low, middle, high))
-    head_0, stride = next(pieces).view(2, -1, 1)
-    return indices, head_0 + stride * torch.arange(case.num_qo_heads, device=device)
+    return Plan(buckets, torch.from_numpy(np.concatenate(parts)), [part.size for part in parts])
 
 
 def _kv_start_of_rows(case: AttentionCase) -> Ints:

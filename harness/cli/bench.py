@@ -48,7 +48,9 @@ def bench(
         bool, typer.Option("--loops/--no-loops", help="Time the straight loops on the same shapes.")
     ] = True,
     growth: Annotated[bool, typer.Option("--growth", help="Time per case against tokens, requests and heads.")] = False,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads (default: 1, as a worker has).")] = 1,
+    threads: Annotated[
+        int, typer.Option("--threads", min=1, max=1024, help="CPU threads (default: 1, as a worker has).")
+    ] = 1,
     baseline: Annotated[
         Path | None, typer.Option("--baseline", help="A file written by --output to compare with.")
     ] = None,
@@ -66,7 +68,7 @@ def bench(
     """
     RunOptions(evidence=evidence)  # refuses another word at once
     limit = seconds if minutes is None else minutes * 60
-    if limit <= 0:
+    if not limit > 0:
         raise UsageError("--seconds and --minutes must be above 0.")
     torch.set_num_threads(threads)
     before = {} if baseline is None else read_baseline(baseline)

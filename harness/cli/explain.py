@@ -23,7 +23,7 @@ from harness.errors import UsageError
 from harness.faults.registry import equip, load_fault
 from harness.running.asking import why_unsupported
 from harness.running.examine import AdapterFailure, Examiner, Stopwatch, examine
-from harness.running.options import RunOptions
+from harness.running.options import LONGEST_LIMIT, RunOptions
 from harness.running.worker import pick_device
 from harness.verdict import Verdict
 
@@ -52,6 +52,8 @@ def explain(
     - `attn-harness explain d68d61db84db --adapter flash-attn-3@emulated --fault window-one-too-wide`
     - `attn-harness explain reports/failures/0123456789ab.json --adapter flash-attn-4`
     """
+    if not 0 < seconds <= LONGEST_LIMIT:
+        raise UsageError(f"--seconds is {seconds}; give a number above 0, at most {LONGEST_LIMIT:g}.")
     found = find_case(case)
     finish(found, adapter, as_json, lambda: _explain(found, adapter, fault, evidence, seconds, as_json))
 

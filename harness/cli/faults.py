@@ -41,7 +41,9 @@ def faults(
         int | None, typer.Option("--fuzz", help="Measure instead how many generated cases, at most N, catch each.")
     ] = None,
     blame: Annotated[bool, typer.Option("--blame", help="Measure how often the diagnosis names each fault.")] = False,
-    processes: Annotated[int | None, typer.Option(help="Processes (default: the cores; 1 with a GPU).")] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=1, help="Processes (default: the cores; 1 with a GPU).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Plant every known fault and say which evidence catches it, and which no case can see.
@@ -56,6 +58,8 @@ def faults(
     - `attn-harness faults --fuzz 50 --fault window-ignored`
     - `attn-harness faults --blame --suite quick --fault window-ignored`
     """
+    if fuzz is not None and blame:
+        raise UsageError("--fuzz and --blame measure different things; give one of them.")
     specs = _specs(fault)
     adapters = tuple(select_adapters(adapter)) if adapter else emulated_adapters()
     real = [name for name in adapters if not name.endswith("@emulated")]

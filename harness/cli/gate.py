@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.interrupts import nothing_to_keep
 from harness.cli.unbegun import removed_if_unbegun
 from harness.environment import installed_versions
 from harness.errors import UsageError
@@ -134,6 +135,11 @@ def gate(
         raise UsageError("--accept-failures goes with --update; failures that are known belong in the ledger.")
     if keyword and records:
         raise UsageError("-k chooses what to run; it does not go with --records.")
+    for name, file in (("--ledger", ledger), ("--fault-table", fault_table)):
+        if file is not None and not file.exists():
+            raise UsageError(f"{name} is {file}, and there is no such file.")
+    if not baseline:
+        raise UsageError("--baseline is empty; give a name, such as that of a GPU, or the path of a .jsonl file.")
     chosen = Choice(tuple(suite or ()), tuple(cases or ()), keyword)
     known = read_ledger(ledger or reports / "known_failures.toml")
     path = baseline_path(reports, baseline)
@@ -162,8 +168,8 @@ def gate(
             keyword=keyword,
         )
         settings = RunSettings(workers, workers_per_gpu, python, evidence, time_limit, repeat)
-        file, found, not_run = _run(scope, settings, reports, part)
-        files = (str(file),)
+        written, found, not_run = _run(scope, settings, reports, part)
+        files = (str(written),)
     missing = scope.missing({record.key for record in found})
     if not found and not scope.not_launched and not missing and not scope.expected:
         raise UsageError("there is nothing to judge: no records, and nothing in the baseline for this choice.")
@@ -226,8 +232,9 @@ def _refuse_contradictions(
 
 def _jobs_to_run(chosen: Choice, patterns: tuple[str, ...], baseline: Baseline, python: str) -> list[Job]:
     """The suite's jobs, for the adapters named, or for those of the baseline."""
-    from harness.cli.selection import make_jobs, select_adapters, select_cases
-    from harness.running.elsewhere import entries_for
+    with nothing_to_keep():  # importing torch takes seconds
+        from harness.cli.selection import make_jobs, select_adapters, select_cases
+        from harness.running.elsewhere import entries_for
 
     adapters = patterns or tuple(sorted({entry.adapter for entry in baseline.values()}))
     if not adapters:

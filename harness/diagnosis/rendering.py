@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,12 @@ def save_picture(attended: Attended, request: int, head: int, path: Path) -> Non
     if prefix:
         handles.append(Patch(fill=False, edgecolor="black", label=f"prefix ends at {prefix}"))
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=4, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    pyplot.close(figure)
+    image = io.BytesIO()  # written at once: a library that writes itself may not say that a disk is full
+    try:
+        figure.savefig(image, format=path.suffix.removeprefix(".") or "png", dpi=110, bbox_inches="tight")
+    finally:
+        pyplot.close(figure)
+    path.write_bytes(image.getvalue())
 
 
 def _edges(axes: Any, case: AttentionCase, request: int, positions: list[int]) -> None:

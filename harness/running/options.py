@@ -37,7 +37,7 @@ class RunOptions:
             raise UsageError(f"--evidence is {self.evidence!r}; use one of {', '.join(EVIDENCE)}.")
         if not 1 <= self.repeats <= MOST_REPEATS:
             raise UsageError(f"--repeats is {self.repeats}; give 1 to {MOST_REPEATS}.")
-        if self.atol is not None and not self.atol > 0:
+        if self.atol is not None and not 0 < self.atol < float("inf"):
             raise UsageError(f"--atol is {self.atol}; give a positive number.")
         if not all(0 < limit <= LONGEST_LIMIT for limit in (self.time_limit, self.prepare_limit)):
             raise UsageError(f"a time limit must be a number of seconds above 0, at most {LONGEST_LIMIT:g}.")

@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 import torch
 
-from cases.batch import build_batches
+from cases.batch import AttentionBatch, build_batches
 from cases.recipes import LogicalData, each_case
 from cases.schema import AttentionCase
 from cases.together import merged, merged_data, numbers
@@ -28,7 +28,7 @@ from harness.record import Record
 from harness.running.examine import AdapterFailure, Examiner, Stopwatch, adapter_at_work, examine, synchronize
 from harness.running.options import RunOptions
 from harness.verdict import Evidence
-from references.golden import GoldenOutput, golden_attention
+from references.golden import GoldenOutput, golden_attention, plan_golden
 
 _reuse_outputs: set[str] = set()  # names of adapters seen to write every output to the same memory
 MOST_CASES = 32
@@ -149,49 +149,72 @@ def own_evidence(
 ) -> Iterator[dict[int, Own]]:
     """What `gather_evidence` finds on the own data of each case that can share, by its index, group by group.
 
-    A GPU is given golden of the next group before the verdicts of this one are waited for: it computes while
-    the host makes records and the next batches. Ends where the adapter is seen to hand out one buffer again and again,
-    so that the outputs of a group cannot be held.
+    A GPU is given golden of the next group before the verdicts of this one are waited for: it computes while the host
+    makes records and the next batches, and plans the golden after that. Ends where the adapter is seen to hand out one
+    buffer again and again, so that the outputs of a group cannot be held.
     """
 
-    def begin(members: Sequence[int]) -> Group:
+    def planned(members: Sequence[int]) -> Group:
         watch = Stopwatch(device, announce, exact=exact_stages)
         return Group([cases[i] for i in members], adapter, options, watch)
 
     shared = [members for members in groups(cases, adapter, options, device) if len(members) > 1]
-    ahead: Group | None = None
+    following: Group | None = None
     for number, members in enumerate(shared, 1):
-        group = begin(members) if ahead is None else ahead
-        if not group.run():
+        group = planned(members) if following is None else following
+        group.begin()
+        batches = group.build()
+        following = planned(shared[number]) if number < len(shared) else None
+        if not group.run(batches):
             return
         group.compare()
-        ahead = begin(shared[number]) if number < len(shared) and device.type in _LOOK_AHEAD else None
+        if following is not None and device.type in _LOOK_AHEAD:
+            following.begin()
         yield dict(zip(members, group.evidence(), strict=True))
 
 
 class Group:
-    """Cases on their way through one adapter together: drawn, and given golden, which is not waited for.
-
-    Golden comes before the kernels, which may overwrite their inputs.
-    """
+    """Cases on their way through one adapter together. What the device is given in `begin` and `build` is not waited
+    for: while it works, the host plans the next group."""
 
     def __init__(self, cases: Sequence[AttentionCase], adapter: Adapter, options: RunOptions, watch: Stopwatch) -> None:
         self.cases, self.adapter, self.options, self.watch = cases, adapter, options, watch
         self.whole = merged(cases)
         self.outputs: list[AttentionOutput | AdapterFailure] = []
         self._maps: Maps | None = None
-        with watch.stage("draw"):
-            self.data = merged_data(cases, watch.device)
+        self._begun: tuple[LogicalData, GoldenOutput] | None = None
         with watch.stage("golden"):
-            self.golden = golden_attention(self.whole, self.data, moments=True)
+            self._plan = plan_golden(self.whole, watch.device, moments=True)
 
-    def run(self) -> bool:
+    def begin(self) -> None:
+        """Draw, and give the device golden, which comes before the kernels: they may overwrite their inputs."""
+        if self._begun is not None:
+            return
+        with self.watch.stage("draw"):
+            data = merged_data(self.cases, self.watch.device)
+        with self.watch.stage("golden"):
+            self._begun = data, golden_attention(self.whole, data, moments=True, plan=self._plan)
+
+    @property
+    def data(self) -> LogicalData:
+        assert self._begun is not None
+        return self._begun[0]
+
+    @property
+    def golden(self) -> GoldenOutput:
+        assert self._begun is not None
+        return self._begun[1]
+
+    def build(self) -> list[AttentionBatch]:
+        """Of every case, before the first kernel is waited for."""
+        levels = [case.poison.weaker(self.adapter.poison) for case in self.cases]
+        with self.watch.stage("build"):
+            return build_batches(self.cases, self.data, levels)
+
+    def run(self, batches: Sequence[AttentionBatch]) -> bool:
         """Every kernel on its own batch; False if two outputs lie in the same memory."""
         device = self.watch.device
         examiners = [Examiner(case, self.adapter, device, self.watch) for case in self.cases]
-        levels = [case.poison.weaker(self.adapter.poison) for case in self.cases]
-        with self.watch.stage("build"):  # before the first kernel, which is waited for: a GPU works on golden meanwhile
-            batches = build_batches(self.cases, self.data, levels)
         held: list[tuple[int, int]] = []
         for case, examiner, batch in zip(self.cases, examiners, batches, strict=True):
             try:

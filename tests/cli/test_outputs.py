@@ -2,11 +2,15 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from test_bad_use import run_main
+
+from harness.record_files import replace_text
 
 HARNESS = [sys.executable, "-m", "harness.cli.main"]
 
@@ -69,3 +73,25 @@ def test_what_the_encoding_lacks_is_escaped() -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b"caf\\xe9 \\udc80\n"
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        replace_text(pipe, "a report\n")
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+        assert reader.communicate(timeout=30)[0] == "a report\n"
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_picture_that_does_not_fit_on_the_disk_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "case.json").write_text(json.dumps({"schema_version": 1, "requests": [[3, 2]]}))
+    asked = ("xray", str(tmp_path / "case.json"), "-a", "torch-sdpa", "--picture", "/dev/full")
+    assert run_main(monkeypatch, *asked) == 2
+    said = capfd.readouterr()
+    assert said.err.startswith("attn-harness: cannot write /dev/full: ")
+    assert (said.out, said.err.count("\n")) == ("", 1)

@@ -1,6 +1,6 @@
 """Planted errors: copies of the reference with one line changed.
 
-Each is the text of `references/visibility.py` and `references/golden.py` with an exact replacement, run as
+Each is the text of the modules of `references/` that golden attention is made of, with an exact replacement, run as
 modules of their own, so that the copy follows the original and a replacement that no longer fits is
 an error, not a mutant that quietly equals the truth.
 """
@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         "mask by local position",
-        "golden.py",
+        "tiles.py",
         'visible_interval(case, query_rows(case, "cpu"))',
         'visible_interval(case, query_rows(case.replace(requests=[(0, r.extend_len) for r in case.requests]), "cpu"))',
     ),
@@ -68,17 +68,21 @@ MUTANTS = (
 )
 
 
+COPIED = ("visibility", "tiles", "golden")  # each imports those before it
+
+
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[Judge]:
     """The mutant as a judge of the oracle. Raises AssertionError if the text to change is not there once."""
     root = Path(references.__path__[0])
     modules = {}
-    for name in ("visibility", "golden"):
+    for name in COPIED:
         text = (root / f"{name}.py").read_text(encoding="utf-8")
         if mutant.file == f"{name}.py":
             assert text.count(mutant.old) == 1, f"references/{mutant.file} no longer holds {mutant.old!r} once"
             text = text.replace(mutant.old, mutant.new)
-        text = text.replace("from references.visibility import", "from planted_visibility import")
+        for copied in COPIED:
+            text = text.replace(f"from references.{copied} import", f"from planted_{copied} import")
         module = types.ModuleType(f"planted_{name}")
         sys.modules[module.__name__] = module
         exec(compile(text, f"planted {name}: {mutant.name}", "exec"), module.__dict__)

@@ -249,8 +249,10 @@ def test_a_gpu_is_given_a_group_without_being_waited_for() -> None:
     torch.cuda.set_sync_debug_mode("error")  # raises where something waits
     try:
         group = Group(cases, adapter, BOUND, watch)
+        group.begin()
+        batches = group.build()
         torch.cuda.set_sync_debug_mode("default")
-        assert group.run()
+        assert group.run(batches)
         torch.cuda.set_sync_debug_mode("error")
         group.compare()
     finally:
