@@ -82,7 +82,8 @@ def _kernels() -> Any:
     except Exception as problem:  # whatever Triton's toolchain raises; torch computes the same
         warnings.warn(f"judging without fused kernels: {type(problem).__name__}: {problem}", stacklevel=2)
         return None
-    torch.testing.assert_close(made, plain_row_errors(*given), rtol=1e-12, atol=0)
+    # A fused multiply-add rounds once where two steps round twice, under a sum that may cancel to its 2^-18th.
+    torch.testing.assert_close(made, plain_row_errors(*given), rtol=1e-9, atol=0)
     return row_errors_triton
 
 

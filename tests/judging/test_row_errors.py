@@ -28,7 +28,7 @@ count = 0
 def compare(*given):
     global count
     got = row_errors.fused_row_errors(row_errors_triton, *given)
-    torch.testing.assert_close(got, row_errors.plain_row_errors(*given), rtol=1e-12, atol=0)
+    torch.testing.assert_close(got, row_errors.plain_row_errors(*given), rtol=1e-9, atol=0)
     assert got.isinf().any() or not given[0].isnan().any()
     count += 1
 
