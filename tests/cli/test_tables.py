@@ -44,12 +44,12 @@ def sensitivity_table() -> None:
 def blame_table(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Blame(NAME, "window", "x", NAME, NAME, None, True, True, True)
     monkeypatch.setattr("harness.diagnosis.blame.blame_all", lambda *_, **__: [told])
-    faults._blame([], [], [], 1, lambda _: None, False)
+    faults._blame([], [], [], 1, faults._SoFar(1), False)
 
 
 def fuzz_cost_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.faults.fuzz_cost.fuzz_costs", lambda *_, **__: [FuzzCost(NAME, False, (1, 2, 3))])
-    faults._fuzz([], 3, [], 1, lambda _: None, False)
+    faults._fuzz([], 3, [], 1, faults._SoFar(1), False)
 
 
 def oracle_table() -> None:
