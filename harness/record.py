@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -176,13 +177,29 @@ class RecordWriter:
             raise UsageError(f"cannot write records to {path}: {problem.strerror}.") from None
 
     def write(self, record: Record) -> None:
+        """Raises UsageError where it cannot be written, such as on a full disk."""
         # One unbuffered append per line: writers that share a file do not cut into each other's lines.
-        line = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
-        self._file.write(line.encode())
+        line = (json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False) + "\n").encode()
+        with self._told():
+            while line := line[self._file.write(line) :]:  # a disk that is full takes a part, and then says why
+                continue
 
     def close(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        """Raises UsageError where what was written is not on the disk."""
+        with self._told():
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            raise UsageError(
+                f"cannot write records to {self.path}: {problem.strerror}; those before are kept."
+            ) from None
 
 
 def read_records(path: Path) -> Iterator[Record]:

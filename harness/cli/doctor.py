@@ -124,9 +124,8 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     gpus = ", ".join(facts["gpus"]) or "none"
     console.print(f"GPUs: {gpus}; cores: {facts['cores']}\n", highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("adapter")
-    table.add_column("runs here")
-    table.add_column("why not")
+    for heading in ("adapter", "runs here", "why not"):
+        table.add_column(heading, overflow="fold")  # a narrow terminal breaks a name, and cuts nothing off it
     for entry in facts["adapters"]:
         table.add_row(entry["name"], "yes" if entry["runs"] else "no", entry["why_not"] or "")
     console.print(table)

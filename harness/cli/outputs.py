@@ -62,9 +62,22 @@ class Outputs:
         return f"cannot write to standard output: {file.problem.strerror}; what was to be told there is cut short."
 
 
+def _open_what_is_closed() -> None:
+    """`attn-harness ... >&-`: a file opened next would be standard output or error, and take what is told there."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+            setattr(sys, f"__{name}__", getattr(sys, name))
+
+
 @contextmanager
 def lasting_outputs() -> Iterator[Outputs]:
     """Put a LastingFile under `sys.stdout` and `sys.stderr`; not where somebody has put another stream there."""
+    _open_what_is_closed()
     outputs = Outputs()
     replaced: dict[str, TextIO] = {}
     for name, number in (("stdout", 1), ("stderr", 2)):

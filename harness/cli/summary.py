@@ -92,7 +92,7 @@ def _print_relations(console: Console, records: Sequence[Record]) -> None:
 
 def _table(records: Sequence[Record]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("adapter", no_wrap=True)
+    table.add_column("adapter", overflow="fold")
     shown = [v for v in Verdict if any(r.verdict is v for r in records)]
     for verdict in shown:
         table.add_column(str(verdict), justify="right")

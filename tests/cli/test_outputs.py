@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from test_bad_use import run_main
 
+from harness.record import read_records
 from harness.record_files import replace_text
 
 HARNESS = [sys.executable, "-m", "harness.cli.main"]
@@ -95,3 +96,41 @@ def test_a_picture_that_does_not_fit_on_the_disk_is_one_sentence(
     said = capfd.readouterr()
     assert said.err.startswith("attn-harness: cannot write /dev/full: ")
     assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(("command", "code"), [("list suites", 0), ("list nope", 2)])
+def test_closed_outputs_are_no_finding(command: str, code: int) -> None:
+    words = [*HARNESS, *command.split()]
+    assert subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *words], timeout=120, check=False).returncode == code
+
+
+def test_what_is_opened_while_outputs_are_closed_gets_none_of_what_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "opened"
+    code = (
+        "import os, sys\nfrom harness.cli.outputs import lasting_outputs\n"
+        f"with lasting_outputs():\n    file = open({str(file)!r}, 'w')\n"
+        "    os.write(1, b'x'); os.write(2, b'x'); print('x'); print('x', file=sys.stderr)"
+    )
+    words = [sys.executable, "-c", code]
+    assert subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *words], timeout=120, check=False).returncode == 0
+    assert file.read_text() == ""
+
+
+@pytest.mark.parametrize("command", ["run -s quick -a torch-sdpa", "gate -b b -s quick -a torch-sdpa --update"])
+def test_records_that_the_disk_does_not_hold_are_one_sentence(command: str, tmp_path: Path) -> None:
+    limited = "import resource, signal, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
+    words = [sys.executable, "-c", f"{limited}; os.execv(sys.argv[1], sys.argv[1:])", *HARNESS, *command.split()]
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    (file,) = (tmp_path / "reports").glob("*-*.jsonl")
+    said = done.stderr.splitlines()[-1]
+    assert said == f"attn-harness: cannot write records to reports/{file.name}: File too large; those before are kept."
+    assert len(list(read_records(file))) >= 1
