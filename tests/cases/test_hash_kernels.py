@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from cases import counter_hash, hash_kernels, hash_numpy
+from tests.fused import run_script
 
 
 @pytest.mark.parametrize("columns", [0, 1, 3, 64, hash_numpy.CHUNK + 1])
@@ -57,15 +54,12 @@ for columns in (1, 64, 130, 257):
             assert out.dtype is dtype
             defined = of_bits(plain.bits(rows, columns)).to(dtype)
             assert torch.equal(out.float(), defined.float()), (columns, normal, dtype)
+print("compared")
 """
 
 
 def test_triton_interpreted_on_a_cpu() -> None:
-    pytest.importorskip("triton", reason="not run: needs Triton")
-    # In a process of its own: the interpreter is chosen when a kernel is defined.
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", COMPARE], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_script(COMPARE, interpreted=True)
 
 
 @pytest.mark.gpu

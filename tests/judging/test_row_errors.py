@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from harness.judging.row_errors import example, plain_row_errors
+from tests.fused import run_script
 
 COMPARE = """
 import itertools, sys
@@ -50,28 +47,14 @@ print("compared", count)
 """
 
 
-def compare(device: str, *dtypes: str, **environment: str) -> None:
-    # In a process of its own: Triton's interpreter is chosen when a kernel is defined.
-    done = subprocess.run(
-        [sys.executable, "-c", COMPARE, device, *dtypes],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "compared" in done.stdout
-
-
 def test_triton_interpreted_on_a_cpu() -> None:
-    pytest.importorskip("triton", reason="not run: needs Triton")
-    compare("cpu", "float16", TRITON_INTERPRET="1")
+    run_script(COMPARE, "cpu", "float16", interpreted=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: needs a CUDA GPU")
 def test_the_same_on_a_gpu() -> None:
-    compare("cuda", "bfloat16", "float16", "float32")
+    run_script(COMPARE, "cuda", "bfloat16", "float16", "float32")
 
 
 def test_what_is_lost_is_infinite_and_what_is_right_where_nothing_is_seen_is_zero() -> None:

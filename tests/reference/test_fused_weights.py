@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+
+from tests.fused import run_script
 
 COMPARE = """
 import sys
@@ -32,25 +30,11 @@ print("compared")
 """
 
 
-def compare(device: str, **environment: str) -> None:
-    # In a process of its own: Triton's interpreter is chosen when a kernel is defined.
-    done = subprocess.run(
-        [sys.executable, "-c", COMPARE, device],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "compared" in done.stdout
-
-
 def test_triton_interpreted_on_a_cpu() -> None:
-    pytest.importorskip("triton", reason="not run: needs Triton")
-    compare("cpu", TRITON_INTERPRET="1")
+    run_script(COMPARE, "cpu", interpreted=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: needs a CUDA GPU")
 def test_on_a_gpu() -> None:
-    compare("cuda")
+    run_script(COMPARE, "cuda")
