@@ -41,6 +41,10 @@ class AdapterDied(Exception):
     """The adapter ended its process, or raised; the text says how, as the reason of a CRASH."""
 
 
+class AdapterHangs(AdapterDied):
+    """It did not answer within the limit."""
+
+
 def answer_apart(work: Callable[[], Answer], limit: float | None = None) -> Answer:
     """What `work` answers in a child of its own, within `limit` seconds if there is one.
 
@@ -60,14 +64,14 @@ def answer_apart(work: Callable[[], Answer], limit: float | None = None) -> Answ
 
 
 def _exit_code(pid: int, limit: float | None) -> int:
-    """How the child ended. Raises AdapterDied, with the child still there, after `limit` seconds."""
+    """How the child ended. Raises AdapterHangs, with the child still there, after `limit` seconds."""
     until = None if limit is None else time.monotonic() + limit
     while True:
         ended, status = os.waitpid(pid, 0 if until is None else os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
         if until is not None and time.monotonic() > until:
-            raise AdapterDied(f"it took more than {limit:g} seconds")
+            raise AdapterHangs(f"it took more than {limit:g} seconds")
         time.sleep(LOOK_EVERY)
 
 

@@ -16,7 +16,7 @@ from cases.suites import SUITES, load_suite
 from harness.adapter_check import refuse_incomplete
 from harness.adapters.protocol import Adapter
 from harness.adapters.registry import load_adapter
-from harness.cli.apart import AdapterDied, Answer, answer_apart
+from harness.cli.apart import AdapterDied, AdapterHangs, Answer, answer_apart
 from harness.diagnosis.explaining import Explanation
 from harness.diagnosis.explaining import explain as explain_record
 from harness.errors import UsageError
@@ -26,6 +26,8 @@ from harness.running.examine import AdapterFailure, Examiner, Stopwatch, examine
 from harness.running.options import LONGEST_LIMIT, RunOptions
 from harness.running.worker import pick_device
 from harness.verdict import Verdict
+
+HANG_LIMIT = 1800.0  # seconds: more than the diagnosis of a long case takes, with what a library compiles for it
 
 CaseArgument = Annotated[str, typer.Argument(help="A case or finding file (JSON), or the id of a case in a suite.")]
 OneAdapter = Annotated[str, typer.Option("--adapter", "-a", help="Adapter name, or path/to/file.py:ClassName.")]
@@ -55,7 +57,7 @@ def explain(
     if not 0 < seconds <= LONGEST_LIMIT:
         raise UsageError(f"--seconds is {seconds}; give a number above 0, at most {LONGEST_LIMIT:g}.")
     found = find_case(case)
-    finish(found, adapter, as_json, lambda: _explain(found, adapter, fault, evidence, seconds, as_json))
+    finish(found, adapter, as_json, lambda: _explain(found, adapter, fault, evidence, seconds, as_json), seconds)
 
 
 def _explain(
@@ -89,14 +91,18 @@ def _json(case: AttentionCase, adapter: str, verdict: str, said: Explanation) ->
     )
 
 
-def finish(case: AttentionCase, adapter: str, as_json: bool, work: Callable[[], Answer]) -> NoReturn:
-    """Do the work in a child, print what it answers and end the command; an adapter that dies there is a CRASH."""
+def finish(
+    case: AttentionCase, adapter: str, as_json: bool, work: Callable[[], Answer], seconds: float = 0.0
+) -> NoReturn:
+    """Do the work in a child, print what it answers and end the command: an adapter that dies there is a CRASH, one
+    that hangs a TIMEOUT. `seconds`: what the work may take beside running the adapter."""
     try:
-        answer = answer_apart(work)
+        answer = answer_apart(work, HANG_LIMIT + seconds)
     except AdapterDied as death:
+        verdict = Verdict.TIMEOUT if isinstance(death, AdapterHangs) else Verdict.CRASH
         if as_json:
-            print(_json(case, adapter, str(Verdict.CRASH), Explanation((f"{death}.",))))
-        typer.echo(f"attn-harness: CRASH {adapter} on {case.name} ({case.id}): {death}.", err=True)
+            print(_json(case, adapter, str(verdict), Explanation((f"{death}.",))))
+        typer.echo(f"attn-harness: {verdict} {adapter} on {case.name} ({case.id}): {death}.", err=True)
         raise typer.Exit(1) from None
     print(answer.text)
     raise typer.Exit(answer.code)

@@ -199,3 +199,16 @@ def test_ctrl_c_ends_the_child_too(case: str) -> None:
     assert process.wait(timeout=30) == 130
     assert child
     assert not Path(f"/proc/{child[0]}").exists()
+
+
+@pytest.mark.parametrize("command", ["explain --seconds 0.5", "xray"])
+def test_an_adapter_that_hangs_is_a_timeout(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.cli.explain.HANG_LIMIT", 3.0)
+    verb, *options = command.split()
+    assert run_main(monkeypatch, verb, "d68d61db84db", "-a", f"{FILE}:Loops", *options, "--json") == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["verdict"] == "TIMEOUT"
+    assert "it took more than 3" in said.err
+    assert said.err.count("\n") == 1
