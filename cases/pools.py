@@ -7,18 +7,19 @@ On a GPU two kernels do it for all cases of a group; elsewhere, and for what the
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from cases import counter_hash
+from cases import counter_hash, hash_kernels
 from cases.paging import Paging, host_paging
 from cases.pool_kernels import INT32_ELEMENTS, STALE, fused_pools
 from cases.ragged import ON_HOST, Rows, indptr, packed_rows, uploaded
-from cases.recipes import LogicalData, torch_dtype
-from cases.schema import AttentionCase, KvLayout, Poison
+from cases.recipes import LogicalData, make_data, torch_dtype
+from cases.schema import AttentionCase, KvLayout, Poison, Request
 
 POISON_V = 64.0  # exact in every dtype down to fp8, far outside unit-normal data, no overflow
 
@@ -31,9 +32,38 @@ def filled_pools(
 
     NaN is fair outside owned pages whatever the level: no contract lets a kernel load them.
     """
-    fused = fused_pools(tuple(cases), (data.k, data.v), levels, POISON_V)
-    if fused is not None:
-        return fused
+    if hash_kernels.on_gpu(data.k.device) and _kernel_agrees(str(data.k.device)):
+        fused = fused_pools(tuple(cases), (data.k, data.v), levels, POISON_V)
+        if fused is not None:
+            return fused
+    return scattered_pools(cases, data, levels)
+
+
+@functools.cache
+def _kernel_agrees(device: str) -> bool:
+    """Whether the fused kernel fills as is defined here; False where it cannot be compiled."""
+    case = AttentionCase(
+        requests=(Request(20, 3), Request(0, 2)), num_kv_heads=2, page_size=8, dtype="float16", kv_dtype="float16"
+    )
+    cases, levels = (case, case.replace(seed=1, page_size=4)), (Poison.FINITE, Poison.NAN)
+    each = [make_data(one, device) for one in cases]
+    q, k, v = (torch.cat([getattr(one, name) for one in each]) for name in "qkv")
+    data = LogicalData(q, k, v, None)
+    try:
+        fused = fused_pools(cases, (data.k, data.v), levels, POISON_V)
+    except Exception as problem:  # whatever Triton's toolchain raises; scattering gives the same bits
+        warnings.warn(f"filling pools without a fused kernel: {type(problem).__name__}: {problem}", stacklevel=2)
+        return False
+    for got, expected in zip(fused or [], scattered_pools(cases, data, levels), strict=False):
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    return fused is not None
+
+
+def scattered_pools(
+    cases: Sequence[AttentionCase], data: LogicalData, levels: Sequence[Poison]
+) -> list[tuple[Tensor, Tensor]]:
+    """The definition of `filled_pools`."""
     tokens = [case.total_kv for case in cases]
     each = zip(torch.split(data.k, tokens), torch.split(data.v, tokens), strict=True)
     return [_scattered(case, rows, level) for case, rows, level in zip(cases, each, levels, strict=True)]

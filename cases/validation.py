@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _E = TypeVar("_E", bound=StrEnum)
 
+MOST_V_SCALE = 1e9  # and its inverse is the least
+
 
 def _enum(kind: type[_E], value: object, where: str) -> _E:
     try:
@@ -77,6 +79,8 @@ def normalise(case: AttentionCase) -> None:
     put("poison", _enum(Poison, case.poison, "poison"))
     for name in ("k_scale", "v_scale", "logits_soft_cap", "sm_scale"):
         value = getattr(case, name)
+        if value is None and name in ("k_scale", "v_scale"):
+            raise CaseError(f"{name} is null; give a number.")
         if value is not None:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise CaseError(f"{name} is {value!r}; give a number.")
@@ -126,6 +130,8 @@ def validate(case: AttentionCase) -> None:
             value is not None and not (math.isfinite(value) and value > 0),
             f"{name} is {value!r}; give a positive finite number{'' if name.startswith(('k_', 'v_')) else ' or null'}.",
         )
+    # The squares of values, which error bounds are made of, are held in fp32.
+    refuse(not 1 / MOST_V_SCALE <= case.v_scale <= MOST_V_SCALE, f"v_scale is {case.v_scale!r}; give 1e-9 to 1e9.")
     scaled = case.k_scale != 1.0 or case.v_scale != 1.0
     refuse(
         scaled and case.kv_dtype in DTYPES,

@@ -62,10 +62,10 @@ def plan_packed(batch: AttentionBatch) -> PackedPlan:
     cu_seqlens_k = indptr([r.kv_len for r in case.requests])
     return PackedPlan(
         kv_slots=batch.paging.slots(keys),
-        q_request=rows.request,
-        q_position=rows.position,
-        kv_request=keys.request,
-        kv_position=keys.position,
+        q_request=rows.request.clone(),  # those are kept, and a plan may be written to
+        q_position=rows.position.clone(),
+        kv_request=keys.request.clone(),
+        kv_position=keys.position.clone(),
         cu_seqlens_q=batch.qo_indptr,
         cu_seqlens_k=cu_seqlens_k.to(batch.device),
         q_bounds=tuple(int(at) for at in batch.qo_indptr.tolist()),

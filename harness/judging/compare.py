@@ -102,7 +102,7 @@ def lse_error(lse: Tensor, golden: Tensor, base: LseBase, empty_row: EmptyRow) -
     if empty_row is EmptyRow.ZERO_PLUS_INF:
         expected = torch.where(empty, torch.inf, golden)
     same = natural == expected  # infinities, whose difference is NaN
-    error = torch.where(same, 0.0, (natural - expected).abs()).nan_to_num(nan=torch.inf)
+    error = torch.where(same, 0.0, (natural - expected).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf)
     if empty_row is EmptyRow.UNSPECIFIED:
         error = torch.where(empty, 0.0, error)
     return natural, expected, error

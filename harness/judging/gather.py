@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from cases.batch import AttentionBatch
 from cases.recipes import LogicalData, make_data
 from cases.schema import AttentionCase, Poison
@@ -82,9 +80,8 @@ def _own_data(runs: Runs, options: RunOptions, poison: Poison, atol: float) -> l
         data = make_data(case, runs.device)
     with runs.watch.stage("golden"):
         golden = golden_of(case, data)
-        # By the adapter's convention for sinks.
-        without_sinks = data.sinks is not None and not adapter.lse_includes_sink
-        golden_lse = golden_of(case, data, sinks=False).lse if without_sinks else golden.lse
+        if data.sinks is not None and not adapter.lse_includes_sink:
+            golden = dataclasses.replace(golden, lse=golden_of(case, data, sinks=False).lse)
     _, output = runs.run(data, poison)
     with runs.watch.stage("judge"):
         return judge_own(
@@ -92,7 +89,6 @@ def _own_data(runs: Runs, options: RunOptions, poison: Poison, atol: float) -> l
             adapter,
             data,
             golden,
-            golden_lse,
             output,
             options.evidence,
             atol,
@@ -105,22 +101,21 @@ def judge_own(
     adapter: Adapter,
     data: LogicalData,
     golden: GoldenOutput,
-    golden_lse: Tensor,
     output: AttentionOutput,
     evidence: str,
     atol: float,
     *,
     atol_decides: bool,
 ) -> list[Evidence]:
-    """The evidence of one output on the case's own data. `golden_lse`: by the adapter's convention for sinks."""
+    """The evidence of one output on the case's own data; `golden.lse` is by the adapter's convention for sinks."""
     if evidence != "atol":
-        maps = Maps.of(case, adapter, data, dataclasses.replace(golden, lse=golden_lse), [output])
+        maps = Maps.of(case, adapter, data, golden, [output])
         holding = None if maps is None else maps.holding(case, slice(None), atol, atol_decides=atol_decides)
         if holding is not None:
             return holding
     flat = compare_output(case, output.out, golden.out, atol)
-    tolerance = lse_tolerance(golden_lse, lse_bounds(case, data, golden, row_sum_traits(adapter)))
-    lse = compare_lse(case, output.lse, golden_lse, tolerance, adapter.lse_base, adapter.empty_row)
+    tolerance = lse_tolerance(golden.lse, lse_bounds(case, data, golden, row_sum_traits(adapter)))
+    lse = compare_lse(case, output.lse, golden.lse, tolerance, adapter.lse_base, adapter.empty_row)
     if evidence == "atol":
         return [flat, lse]
     flat = dataclasses.replace(flat, decides=atol_decides or "not_finite" in flat.measure)

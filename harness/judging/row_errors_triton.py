@@ -5,6 +5,8 @@
 import triton
 import triton.language as tl
 
+NAN = tl.constexpr(tl.PropagateNan.ALL)  # as torch does; a bound that is NaN must not pass
+
 
 @triton.jit(do_not_specialize=["count"])
 def row_errors(
@@ -34,22 +36,23 @@ def row_errors(
 
     # RowMoments.squared_deviation, and squared_spread
     linear = tl.load(pv2 + at, mask=inside, other=0.0).to(tl.float64)
-    deviation = tl.maximum(linear + square * (mass - 2), 0.0) + lost * (linear + square * (mass + 2))
+    deviation = tl.maximum(linear + square * (mass - 2), 0.0, propagate_nan=NAN) + lost * (linear + square * (mass + 2))
     second = tl.load(p2v2 + at, mask=inside, other=0.0).to(tl.float64)
     cross = tl.load(p2v + at, mask=inside, other=0.0).to(tl.float64) * exact
     found = second + square * p2
-    spread = tl.maximum(found - 2 * cross, 0.0) + lost * (found + 2 * tl.abs(cross))
+    spread = tl.maximum(found - 2 * cross, 0.0, propagate_nan=NAN) + lost * (found + 2 * tl.abs(cross))
     magnitude = tl.sqrt(linear * (mass * (1 + lost)))
 
-    bound = tl.sqrt(tl.minimum(deviation * mass, statistical * statistical * spread)) * of_p
+    smaller = tl.minimum(deviation * mass, statistical * statistical * spread, propagate_nan=NAN)
+    bound = tl.sqrt(smaller) * of_p
     bound += size * of_size + magnitude * of_magnitude + constant
     if TWO_LEGS:
         of_leg = tl.load(leg + at, mask=inside, other=0.0)
-        bound += once * tl.maximum(size, tl.abs(exact - 2 * of_leg))
+        bound += once * tl.maximum(size, tl.abs(exact - 2 * of_leg), propagate_nan=NAN)
     if SPLITS:
-        bound += once * tl.minimum(magnitude, size + statistical * tl.sqrt(second))
+        bound += once * tl.minimum(magnitude, size + statistical * tl.sqrt(second), propagate_nan=NAN)
     if DEQUANTISED:
-        bound += once * tl.minimum(magnitude, statistical * tl.sqrt(second))
+        bound += once * tl.minimum(magnitude, statistical * tl.sqrt(second), propagate_nan=NAN)
 
     error = tl.abs(tl.load(out + at, mask=inside, other=0.0).to(tl.float64) - exact)
     error = tl.where(error == error, error, float("inf"))

@@ -23,3 +23,8 @@ def kernel_traits(adapter: Adapter) -> KernelTraits:
 def row_sum_traits(adapter: Adapter) -> KernelTraits:
     """The same for the LSE, where what counts is the dtype that the softmax denominator adds up."""
     return dataclasses.replace(kernel_traits(adapter), p_dtype=declared(adapter, "row_sum_dtype"))
+
+
+def declarations(adapter: Adapter) -> tuple[object, ...]:
+    """All that an output is judged by, to be compared with what the adapter declares after another case."""
+    return (kernel_traits(adapter), declared(adapter, "row_sum_dtype"), adapter.lse_base, adapter.empty_row)

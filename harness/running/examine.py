@@ -138,7 +138,7 @@ class Examiner:
             output = self.adapter.run(plan, batch)
             check_output(output, batch)
             synchronize(self.device)
-        return output
+            return kept(output, self.device)
 
     def unsupported(self, case: AttentionCase, label: str) -> str | None:
         """Why the adapter does not take another case, which differs from this one as `label` says, or None.
@@ -183,22 +183,38 @@ class Examiner:
                 output = self.adapter.run(plan, batch)
                 check_output(output, batch)
                 synchronize(self.device)
+                output = kept(output, self.device)
             yield output
 
 
+def kept(output: AttentionOutput, device: torch.device) -> AttentionOutput:
+    """Copies, plain tensors without a gradient: what was returned is the adapter's, which may use it again in its next
+    call. They are made when this returns."""
+    out, lse = (
+        None if each is None else each.detach().as_subclass(torch.Tensor).clone() for each in (output.out, output.lse)
+    )
+    synchronize(device)
+    assert out is not None
+    return AttentionOutput(out, lse)
+
+
 def check_output(output: object, batch: AttentionBatch) -> None:
-    """Raises TypeError for what is no output of this case: not tensors, or of another dtype or device."""
+    """Raises TypeError for what is no output of this case: not tensors, or of another shape, dtype or device."""
     if not isinstance(output, AttentionOutput):
         raise TypeError(f"run returned {type(output).__name__}, the protocol wants AttentionOutput")
-    for name, tensor in (("out", output.out), ("lse", output.lse)):
+    case = batch.case
+    shape = (case.total_q, case.num_qo_heads, case.head_dim_vo)
+    for name, tensor, wanted in (("out", output.out, shape), ("lse", output.lse, shape[:2])):
         if tensor is None and name == "lse":
             continue
-        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
             raise TypeError(f"run returned {name} as {type(tensor).__name__}, the protocol wants a dense tensor")
         if tensor.device.type != batch.device.type:
             raise TypeError(f"run returned {name} on {tensor.device}, the batch is on {batch.device}")
         if not tensor.is_floating_point() or (name == "out" and tensor.dtype != batch.q.dtype):
             raise TypeError(f"run returned {name} of {tensor.dtype}, the protocol wants {batch.q.dtype} (lse: a float)")
+        if tuple(tensor.shape) != wanted:
+            raise TypeError(f"run returned {name} of shape {list(tensor.shape)}, the protocol wants {list(wanted)}")
 
 
 @contextmanager
@@ -230,7 +246,8 @@ def examine(
 ) -> Record:
     """The record of one (case, adapter), without versions and stability, which callers add.
 
-    `own`: gives evidence of the case's own data that was gathered before, together with other cases'.
+    `own`: gives evidence of the case's own data that was gathered before, together with other cases'; the adapter took
+    the case then and is not asked again.
     Whatever an adapter does ends in a verdict; a fault that does not fit the case's plan is UNSUPPORTED.
     """
     watch = Stopwatch(device, announce, exact=exact_stages)
@@ -238,7 +255,7 @@ def examine(
     record = Record(case, adapter.name, Verdict.ERROR, fault=options.fault)
     try:
         with adapter_at_work("capabilities"):
-            reason = adapter.capabilities.unsupported(case)
+            reason = adapter.capabilities.unsupported(case) if own is None else None
     except AdapterFailure as failure:
         return record.replace(verdict=failure.verdict, reason=failure.reason)
     if reason is not None:
@@ -250,13 +267,26 @@ def examine(
             with watch.stage("prepare"), adapter_at_work("prepare"):
                 adapter.prepare(case)
         outcome = gather_evidence(examiner, options, level, own)
-        record = _judge(examiner, options, level, outcome, record)
+        if own is not None and outcome.failures:
+            record = _judge_again(examiner, options, level, outcome, record)
+        else:
+            record = _judge(examiner, options, level, outcome, record)
     except AdapterFailure as failure:
         record = record.replace(verdict=failure.verdict, reason=failure.reason)
     except DoesNotFit as unfit:
         record = record.replace(verdict=Verdict.UNSUPPORTED, reason=str(unfit))
     watch.seconds["total"] = time.perf_counter() - start
     return record.replace(poison=str(level), seconds={name: round(s, 6) for name, s in watch.seconds.items()})
+
+
+def _judge_again(examiner: Examiner, options: RunOptions, level: Poison, beside: Outcome, record: Record) -> Record:
+    """What failed beside other cases is run alone, by itself in memory and against a golden answer of its own. Right
+    then is still WRONG: it is said where, and the runs in fresh processes tell whether it comes again."""
+    alone = gather_evidence(examiner, options, level)
+    if alone.failures:
+        return _judge(examiner, options, level, alone, record)
+    message = f"right alone, but in a run beside other cases: {_first_reason(beside)}"
+    return _filled(record, beside, Verdict.WRONG, message, beside)
 
 
 def _judge(examiner: Examiner, options: RunOptions, level: Poison, outcome: Outcome, record: Record) -> Record:

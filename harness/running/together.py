@@ -8,10 +8,10 @@ alone, from the same output: a second run could be right where the first was not
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
 
@@ -20,17 +20,17 @@ from cases.recipes import LogicalData, each_case
 from cases.schema import AttentionCase
 from cases.together import merged, merged_data, numbers
 from harness.adapters.protocol import Adapter, AttentionOutput
-from harness.judging.compare import check_shape
 from harness.judging.gather import judge_own
 from harness.judging.maps import Maps
 from harness.judging.tolerances import default_atol
+from harness.judging.traits import declarations
 from harness.record import Record
 from harness.running.examine import AdapterFailure, Examiner, Stopwatch, adapter_at_work, examine, synchronize
 from harness.running.options import RunOptions
 from harness.verdict import Evidence
 from references.golden import GoldenOutput, golden_attention, plan_golden
 
-_reuse_outputs: set[str] = set()  # names of adapters seen to write every output to the same memory
+_judged_alone: set[str] = set()  # names of adapters seen to change what they declare between cases
 MOST_CASES = 32
 # Numbers of a group (see `_numbers_of`): beyond it launching is not what takes the time. Golden and judging hold about
 # five times as many in fp64, and half as many again are of the group that comes next.
@@ -60,9 +60,13 @@ def most_numbers(device: torch.device) -> int:
 
 
 def _numbers_of(case: AttentionCase) -> int:
-    """Keys, values and outputs; an output counts four times, for what golden and the bounds hold of each."""
-    keys = case.total_kv * case.num_kv_heads * (case.head_dim_qk + case.head_dim_vo)
-    return keys + 4 * case.total_q * case.num_qo_heads * case.head_dim_vo
+    """Keys and values, or the slots of a pool that has more, and outputs; an output counts four times, for what golden
+    and the bounds hold of each."""
+    keys = max(case.total_kv, (case.pool_pages or 0) * case.page_size)
+    return (
+        keys * case.num_kv_heads * (case.head_dim_qk + case.head_dim_vo)
+        + 4 * case.total_q * case.num_qo_heads * case.head_dim_vo
+    )
 
 
 def can_share(case: AttentionCase, adapter: Adapter, options: RunOptions, device: torch.device) -> bool:
@@ -72,12 +76,21 @@ def can_share(case: AttentionCase, adapter: Adapter, options: RunOptions, device
         options.evidence != "atol"
         and options.atol is None
         and options.fault is None
-        and adapter.name not in _reuse_outputs
+        and adapter.name not in _judged_alone
         and not case.sinks
         and not case.execution.uses_graph
         and _numbers_of(case) <= most_numbers(device) // 2
-        and adapter.capabilities.unsupported(case) is None
+        and _takes(adapter, case)
     )
+
+
+def _takes(adapter: Adapter, case: AttentionCase) -> bool:
+    """Asked once more where the case is examined alone, and an adapter that raises is told there."""
+    try:
+        with adapter_at_work("capabilities"):
+            return adapter.capabilities.unsupported(case) is None
+    except AdapterFailure:
+        return False
 
 
 def groups(
@@ -150,8 +163,8 @@ def own_evidence(
     """What `gather_evidence` finds on the own data of each case that can share, by its index, group by group.
 
     A GPU is given golden of the next group before the verdicts of this one are waited for: it computes while the host
-    makes records and the next batches, and plans the golden after that. Ends where the adapter is seen to hand out one
-    buffer again and again, so that the outputs of a group cannot be held.
+    makes records and the next batches, and plans the golden after that. Ends where the adapter is seen to
+    change what it declares.
     """
 
     def planned(members: Sequence[int]) -> Group:
@@ -169,7 +182,8 @@ def own_evidence(
             return
         group.compare()
         if following is not None and device.type in _LOOK_AHEAD:
-            following.begin()
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):  # it begins when this group is gone, then
+                following.begin()
         yield dict(zip(members, group.evidence(), strict=True))
 
 
@@ -211,35 +225,34 @@ class Group:
         with self.watch.stage("build"):
             return build_batches(self.cases, self.data, levels)
 
-    def run(self, batches: Sequence[AttentionBatch]) -> bool:
-        """Every kernel on its own batch; False if two outputs lie in the same memory."""
+    def run(self, batches: list[AttentionBatch]) -> bool:
+        """Every kernel on its own batch, of which none is left; False if the adapter declares something else after one
+        case than after another: then each has to be judged by its own."""
         device = self.watch.device
         examiners = [Examiner(case, self.adapter, device, self.watch) for case in self.cases]
-        held: list[tuple[int, int]] = []
-        for case, examiner, batch in zip(self.cases, examiners, batches, strict=True):
+        said: set[tuple[object, ...]] = set()
+        for case, examiner in zip(self.cases, examiners, strict=True):
             try:
                 if hasattr(self.adapter, "prepare"):
                     with self.watch.stage("prepare"), adapter_at_work("prepare"):
                         self.adapter.prepare(case)
-                output = examiner.answer(batch)
+                output = examiner.answer(batches.pop(0))
             except AdapterFailure as failure:
                 synchronize(device)  # raises if the device is lost to this process
                 self.outputs.append(failure)
                 continue
-            memory = _memory_of(output)
-            if any(start < end_held and start_held < end for start, end in memory for start_held, end_held in held):
-                _reuse_outputs.add(self.adapter.name)
-                return False
-            held += memory
             self.outputs.append(output)
-        return True
+            said.add(declarations(self.adapter))
+        if len(said) > 1:
+            _judged_alone.add(self.adapter.name)
+        return len(said) <= 1
 
     def compare(self) -> None:
         """Of all rows at once, on the device, which is not waited for."""
-        regular = [each for case, each in zip(self.cases, self.outputs, strict=True) if _is_regular(each, case)]
-        if len(regular) == len(self.cases):
+        outputs = [each for each in self.outputs if isinstance(each, AttentionOutput)]
+        if len(outputs) == len(self.cases):
             with self.watch.stage("judge"):
-                self._maps = Maps.of(self.whole, self.adapter, self.data, self.golden, regular)
+                self._maps = Maps.of(self.whole, self.adapter, self.data, self.golden, outputs)
 
     def evidence(self) -> list[Own]:
         """Evidence, or the failure, of each case: from the maps of all rows where it holds."""
@@ -260,22 +273,4 @@ class Group:
             return holding
         moments = None if self.golden.moments is None else self.golden.moments.slice(rows)
         golden = GoldenOutput(self.golden.out[rows], self.golden.lse[rows], moments)
-        return judge_own(
-            case, self.adapter, data, golden, golden.lse, output, self.options.evidence, atol, atol_decides=False
-        )
-
-
-def _memory_of(output: AttentionOutput) -> list[tuple[int, int]]:
-    """Addresses [start, end) of an output's storages: those of one buffer may begin at different places of it."""
-    storages = [tensor.untyped_storage() for tensor in (output.out, output.lse) if tensor is not None]
-    return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
-
-
-def _is_regular(output: AttentionOutput | AdapterFailure, case: AttentionCase) -> TypeGuard[AttentionOutput]:
-    """It is an output of the shapes that it should have."""
-    shape = (case.total_q, case.num_qo_heads, case.head_dim_vo)
-    return (
-        isinstance(output, AttentionOutput)
-        and check_shape("out", output.out, shape) is None
-        and (output.lse is None or check_shape("lse", output.lse, shape[:2]) is None)
-    )
+        return judge_own(case, self.adapter, data, golden, output, self.options.evidence, atol, atol_decides=False)

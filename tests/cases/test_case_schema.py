@@ -235,6 +235,8 @@ REFUSED = [
     ({"causal": 1}, "causal is 1; give true or false."),
     ({"sinks": None}, "sinks is None; give true or false."),
     ({"k_scale": "1"}, "k_scale is '1'; give a number."),
+    ({"v_scale": None, "kv_dtype": "float8_e5m2"}, "v_scale is null; give a number."),
+    ({"v_scale": 1e-30, "kv_dtype": "float8_e5m2"}, "v_scale is 1e-30; give 1e-9 to 1e9."),
     ({"v_scale": 0, "kv_dtype": "float8_e5m2"}, "v_scale is 0.0; give a positive finite number."),
     (
         {"k_scale": 2},

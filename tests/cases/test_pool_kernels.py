@@ -11,7 +11,7 @@ COMPARE = """
 import itertools, sys
 import torch
 from cases import AttentionCase, Request
-from cases import hash_kernels
+from cases import hash_kernels, pools
 from cases.batch import build_batch
 from cases.schema import KvLayout, Mode, PageOrder, Poison
 
@@ -37,6 +37,7 @@ for dtype, level, layout, (qk, vo, page_size, order) in itertools.product(dtypes
         assert torch.equal(a.nan_to_num(), b.nan_to_num()), (name, case.name)
         count += 1
 assert count == len(dtypes) * 36, count
+assert pools._kernel_agrees(device), "the warnings say why"
 print("compared", count)
 """
 

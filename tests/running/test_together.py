@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from cases.batch import AttentionBatch
 from cases.recipes import each_case, make_data
 from cases.schema import Execution
 from cases.together import merged, merged_data
-from harness.adapters.protocol import AttentionOutput
+from harness.adapters.protocol import AttentionOutput, LseBase
 from harness.adapters.registry import load_adapter
 from harness.bench.mixes import Mix
 from harness.record import Record
@@ -163,7 +166,7 @@ def test_a_kernel_that_is_wrong_only_once_is_not_let_off(how: str) -> None:
 
 
 @pytest.mark.parametrize("wrapped_anew", [False, True])
-def test_an_adapter_that_hands_out_one_buffer_is_examined_alone(wrapped_anew: bool) -> None:
+def test_an_adapter_may_hand_out_one_buffer_for_every_case(wrapped_anew: bool) -> None:
     held: dict[str, torch.Tensor] = {}
     memory, turns = bytearray(1 << 22), itertools.count()
 
@@ -188,11 +191,130 @@ def test_an_adapter_that_hands_out_one_buffer_is_examined_alone(wrapped_anew: bo
             buffer[: out.shape[0]] = out
             return AttentionOutput(buffer[: out.shape[0]])
 
-    adapter = Static()
-    for _ in range(2):
-        records = examine_together(MIX.cases(4, 300), adapter, BOUND, CPU)
-        assert {record.verdict for record in records} == {Verdict.PASS}
-    assert not can_share(MIX.case(300), adapter, BOUND, CPU)
+    records = examine_together(MIX.cases(4, 300), Static(), BOUND, CPU)
+    assert {record.verdict for record in records} == {Verdict.PASS}
+
+
+class Changed:
+    """A right adapter but for what `change` makes of its output; `wraps` a rule or a member of it as well."""
+
+    def __init__(self, change: Callable[[AttentionOutput, AttentionBatch], AttentionOutput], **members: Any) -> None:
+        self.inner, self.change, self.ran = load_adapter(ADAPTERS[1]), change, []
+        for name, value in members.items():
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def run(self, plan: Any, batch: AttentionBatch) -> AttentionOutput:
+        self.ran.append(batch.case.seed)
+        return self.change(self.inner.run(plan, batch), batch)
+
+
+def verdicts(adapter: Any, cases: Sequence[AttentionCase]) -> tuple[list[str], list[str]]:
+    """Of the cases alone, and together."""
+    alone = [examine(case, adapter, BOUND, CPU) for case in cases]
+    return [str(r.verdict) for r in alone], [str(r.verdict) for r in examine_together(cases, adapter, BOUND, CPU)]
+
+
+class Labelled(torch.Tensor):
+    """A subclass of an adapter's own."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda o: AttentionOutput(o.out.requires_grad_(), o.lse.requires_grad_()),
+        lambda o: AttentionOutput(torch.nn.Parameter(o.out), o.lse),
+        lambda o: AttentionOutput(o.out.as_subclass(Labelled), o.lse),
+        lambda o: AttentionOutput(o.out, o.lse.double()),
+    ],
+)
+def test_what_kind_of_tensor_an_output_is_does_not_matter(change: Any) -> None:
+    adapter = Changed(lambda output, batch: change(output) if batch.case.seed % 2 else output)
+    assert verdicts(adapter, MIX.cases(4, 400)) == (["PASS"] * 4, ["PASS"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (lambda o: AttentionOutput(o.out.new_tensor(1.0), o.lse), "CRASH"),
+        (lambda o: AttentionOutput(o.out, o.lse.new_tensor(1.0)), "CRASH"),
+        (lambda o: AttentionOutput(o.out, o.lse.to(torch.float8_e5m2)), "WRONG"),
+        (lambda o: AttentionOutput(torch.nested.nested_tensor([o.out[0], o.out[1]]), o.lse), "CRASH"),
+    ],
+)
+def test_an_odd_output_is_told_of_its_case_alone(change: Any, verdict: str) -> None:
+    adapter = Changed(lambda output, batch: change(output) if batch.case.seed == 402 else output)
+    expected = ["PASS", "PASS", verdict, "PASS"]
+    assert verdicts(adapter, MIX.cases(4, 400)) == (expected, expected)
+
+
+def test_a_rule_that_learns_from_a_failure_does_not_hide_it() -> None:
+    def change(output: AttentionOutput, batch: AttentionBatch) -> AttentionOutput:
+        if batch.case.seed != 402:
+            return output
+        adapter.capabilities = dataclasses.replace(
+            adapter.inner.capabilities, rules=(lambda _case: "known not to work",)
+        )
+        raise RuntimeError("no kernel for this")
+
+    adapter = Changed(change)
+    records = examine_together(MIX.cases(4, 400), adapter, BOUND, CPU)
+    assert [str(r.verdict) for r in records] == ["PASS", "PASS", "CRASH", "PASS"]
+
+
+def test_a_case_spoilt_by_its_neighbour_is_no_matter_of_unused_slots() -> None:
+    def change(output: AttentionOutput, batch: AttentionBatch) -> AttentionOutput:
+        if batch.case.seed == 401 and not adapter.ran.count(402):  # a row past its q, which is the next case's first
+            q = batch.q
+            torch.as_strided(q, (64,), (1,), q.storage_offset() + q.numel()).fill_(7.0)
+        return output
+
+    adapter = Changed(change)
+    records = examine_together(MIX.cases(4, 400), adapter, BOUND, CPU)
+    assert [str(r.verdict) for r in records] == ["PASS", "PASS", "WRONG", "PASS"]
+    assert records[2].reason.startswith("right alone, but in a run beside other cases: ")
+
+
+def test_each_case_is_judged_by_what_is_declared_after_it() -> None:
+    def change(output: AttentionOutput, batch: AttentionBatch) -> AttentionOutput:
+        natural = batch.case.seed != 401
+        adapter.lse_base = LseBase.NATURAL if natural else LseBase.LOG2
+        return output if natural else AttentionOutput(output.out, output.lse / math.log(2))
+
+    adapter = Changed(change, name="of-two-bases")
+    assert verdicts(adapter, MIX.cases(4, 400)) == (["PASS"] * 4, ["PASS"] * 4)
+    assert not can_share(MIX.case(400), adapter, BOUND, CPU)
+
+
+def test_a_rule_that_raises_is_told_where_its_case_is_examined() -> None:
+    def rule(case: AttentionCase) -> str | None:
+        raise KeyError(case.seed)
+
+    adapter = Changed(lambda output, _batch: output)
+    adapter.capabilities = dataclasses.replace(adapter.inner.capabilities, rules=(rule,))
+    assert verdicts(adapter, MIX.cases(2, 400)) == (["CRASH"] * 2, ["CRASH"] * 2)
+
+
+def test_memory_that_the_next_group_lacks_costs_no_verdict_of_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, told = [], []
+
+    def scarce(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments[0].num_requests)
+        if len(calls) == 2:
+            raise torch.cuda.OutOfMemoryError("for want of memory")
+        return golden_attention(*arguments, **options)
+
+    monkeypatch.setattr(together, "golden_attention", scarce)
+    monkeypatch.setattr(together, "MOST_CASES", 2)
+    monkeypatch.setattr(together, "_LOOK_AHEAD", {"cpu"})
+    tell = lambda index, record: told.append((index, len(calls)))  # noqa: E731
+    records = examine_together(MIX.cases(4, 500), load_adapter(ADAPTERS[0]), BOUND, CPU, on_record=tell)
+    assert {record.verdict for record in records} == {Verdict.PASS}
+    assert told == [(0, 2), (1, 2), (2, 3), (3, 3)]
 
 
 def test_what_is_examined_alone() -> None:
@@ -203,6 +325,7 @@ def test_what_is_examined_alone() -> None:
     assert not can_share(case.replace(execution=captured), adapter, BOUND, CPU)
     assert not can_share(case.replace(sinks=True), adapter, BOUND, CPU)
     assert not can_share(case.replace(requests=((HALF + 1, 1),)), adapter, BOUND, CPU)
+    assert not can_share(case.replace(pool_pages=HALF // case.page_size + 1), adapter, BOUND, CPU)
     assert not can_share(case, adapter, RunOptions(evidence="bound", atol=1e-2), CPU)
     assert not can_share(case, adapter, RunOptions(evidence="bound", fault="x"), CPU)
 
