@@ -9,8 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.cli.grouping import Group, failed_kinds, group_findings, not_tried
 from harness.figures import RELATION
+from harness.grouping import Group, failed_kinds, group_findings, not_tried
 from harness.record import Record
 from harness.verdict import Verdict
 

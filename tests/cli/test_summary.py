@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from cases import AttentionCase, Request
-from harness.cli.grouping import faults_named, group_findings
 from harness.cli.summary import print_summary
+from harness.grouping import faults_named, group_findings
 from harness.record import Record
 from harness.verdict import Evidence, Stability, Verdict
 

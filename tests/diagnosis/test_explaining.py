@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from cases.schema import AttentionCase, Mode, Request
 from harness.cli.explain import explain as explain_command
-from harness.cli.grouping import faults_named
 from harness.cli.xray import xray as xray_command
 from harness.diagnosis.blame import blame_fault
 from harness.diagnosis.explaining import MAX_LINES, confirm, explain
@@ -18,6 +17,7 @@ from harness.faults.catalogue.building import kernel
 from harness.faults.protocol import Fault, FaultClass
 from harness.faults.registry import load_fault
 from harness.faults.shots import emulated_adapters
+from harness.grouping import faults_named
 from harness.record import Record
 from harness.running.examine import examine
 from harness.running.options import RunOptions
