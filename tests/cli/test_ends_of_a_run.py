@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from harness.record import Record, read_records
 from harness.record_files import load_records, plan_path
 from harness.running.options import Job, RunOptions
 from harness.verdict import Verdict
+from tests.child_processes import child_process, descendants, is_alive
 
 ROOT = Path(__file__).parents[2]
 MISBEHAVING = ROOT / "tests" / "running" / "misbehaving.py"
@@ -65,16 +65,6 @@ def test_an_interrupted_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.M
     assert load_records([tmp_path]).planned == ((CASE.id, "a"),)
 
 
-def descendants(pid: int) -> set[int]:
-    """Of a process, by the system's table."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = dict(map(int, line.split()) for line in listed.splitlines())
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
 def ticks(pid: int) -> int:
     """Processor time that it used; 0 if it is gone."""
     try:
@@ -92,30 +82,18 @@ def wait_until(seen: Callable[[], bool]) -> None:
 
 def test_sigterm_keeps_everything_and_leaves_no_process(tmp_path: Path) -> None:
     arguments = ["run", "--suite", "quick", "-k", "extend", "--workers", "1", "-a", "torch-sdpa"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "harness.cli.main", *arguments, "-a", f"{MISBEHAVING}:Loops"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    wait_until(lambda: any("PASS" in file.read_text() for file in tmp_path.glob("reports/run-*.jsonl")))
-    started = descendants(process.pid)
-    assert len(started) == 2, "a nursery and its worker"
-    before = {pid: ticks(pid) for pid in started}
-    wait_until(lambda: any(ticks(pid) > before[pid] + 200 for pid in started))  # two seconds: it loops
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)  # as `timeout` does
-    _, said = process.communicate(timeout=60)
+    command = [sys.executable, "-m", "harness.cli.main", *arguments, "-a", f"{MISBEHAVING}:Loops"]
+    with child_process(command, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: any("PASS" in file.read_text() for file in tmp_path.glob("reports/run-*.jsonl")))
+        started = descendants(process.pid)
+        assert len(started) == 2, "a nursery and its worker"
+        before = {pid: ticks(pid) for pid in started}
+        wait_until(lambda: any(ticks(pid) > before[pid] + 200 for pid in started))  # two seconds: it loops
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)  # as `timeout` does
+        _, said = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in said) == (143, False), said
     assert said.endswith("attn-harness: terminated; what was done so far is kept.\n")
     (file,) = tmp_path.glob("reports/run-*.jsonl")
     assert Verdict.PASS in {record.verdict for record in read_records(file)}
     wait_until(lambda: not any(map(is_alive, started)))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

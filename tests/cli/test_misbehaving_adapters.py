@@ -1,7 +1,6 @@
 """Adapters that misbehave, on the command line: a sentence and the right exit code, never a traceback."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 from test_bad_use import run_main
 
 from harness.cli.selection import select_adapters
+from tests.child_processes import child_process, children_of, is_alive
 
 ENDING = Path(__file__).with_name("ending.py")
 FILE = Path(__file__).parents[1] / "running" / "misbehaving.py"
@@ -190,15 +190,14 @@ def test_what_an_adapter_prints_is_no_part_of_the_answer(
 
 def test_ctrl_c_ends_the_child_too(case: str) -> None:
     command = [sys.executable, "-m", "harness.cli.main", "explain", case, "-a", f"{FILE}:Hangs"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    until = time.monotonic() + 60
-    while not (child := children.read_text().split()) and time.monotonic() < until:
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) == 130
-    assert child
-    assert not Path(f"/proc/{child[0]}").exists()
+    with child_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 60
+        while not (children := children_of(process.pid)) and time.monotonic() < until:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        assert children
+        assert not any(map(is_alive, children))
 
 
 @pytest.mark.parametrize("command", ["explain --seconds 0.5", "xray"])

@@ -15,8 +15,8 @@ import pytest
 from harness.errors import UsageError
 from harness.faults.parallel import map_faults
 from harness.faults.shots import Range
+from tests.child_processes import child_process, children_of, is_alive
 
-ROOT = Path(__file__).parents[2]
 FAULTS = """
 import os, time
 from harness.faults.protocol import Fault, FaultClass
@@ -30,20 +30,7 @@ Second = Fault("second", FaultClass.OTHER, "waits", on_plan=waits)
 """
 
 
-def children_of(pid: int) -> set[int]:
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
-    return {child for child, parent in pairs if parent == pid}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def assert_all_end(pids: set[int]) -> None:
+def assert_all_end(pids: list[int]) -> None:
     until = time.monotonic() + 20
     while any(map(is_alive, pids)) and time.monotonic() < until:
         time.sleep(0.1)
@@ -57,23 +44,15 @@ def planting(tmp_path: Path):
     arguments = ["--suite", "quick", "-a", "flash-attn-3@emulated", "--processes", "2", "--json"]
     for fault in ("window-ignored", "slow.py:First", "slow.py:Second"):
         arguments += ["--fault", fault]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "harness.cli.main", "faults", *arguments],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    until = time.monotonic() + 120
-    # The second waits once the process that it is in has told what it did before.
-    while len(list(tmp_path.glob("waits-*"))) < 2 and time.monotonic() < until and process.poll() is None:
-        time.sleep(0.1)
-    time.sleep(0.5)
-    yield process
-    process.kill()
-    process.communicate()
+    command = [sys.executable, "-m", "harness.cli.main", "faults", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with child_process(command, cwd=tmp_path, start_new_session=True, **pipes) as process:
+        until = time.monotonic() + 120
+        # The second waits once the process that it is in has told what it did before.
+        while len(list(tmp_path.glob("waits-*"))) < 2 and time.monotonic() < until and process.poll() is None:
+            time.sleep(0.1)
+        time.sleep(0.5)
+        yield process
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from harness.fuzzing.session import Session, SessionOptions, SessionResult
 from harness.record import read_records
 from harness.running.options import RunOptions
 from harness.verdict import Verdict
+from tests.child_processes import child_process
 
 HERE = Path(__file__).parent
 MISBEHAVING = HERE.parent / "running" / "misbehaving.py"
@@ -151,15 +152,9 @@ def test_an_adapter_that_cannot_be_loaded_ends_the_session_in_one_sentence(tmp_p
         run_session(tmp_path, "torch-sdpa", fault="sink-in-base-2")
 
 
-def started(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "harness.cli.main", "fuzz", "--minutes", "5", "--seed", "1", *arguments],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
-    )
+def started(tmp_path: Path, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "harness.cli.main", "fuzz", "--minutes", "5", "--seed", "1", *arguments]
+    return child_process(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def wait_until(seen: Callable[[], bool]) -> None:
@@ -179,9 +174,9 @@ def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def test_ctrl_c_ends_cleanly_with_everything_kept(tmp_path: Path) -> None:
-    process = started(tmp_path, "-a", "flash-attn-2@emulated")
-    wait_until(lambda: any(p.stat().st_size for p in tmp_path.glob("reports/fuzz/*/records.jsonl")))
-    out, _ = interrupted(process)
+    with started(tmp_path, "-a", "flash-attn-2@emulated") as process:
+        wait_until(lambda: any(p.stat().st_size for p in tmp_path.glob("reports/fuzz/*/records.jsonl")))
+        out, _ = interrupted(process)
     assert "0 findings" in out
     folder = next(tmp_path.glob("reports/fuzz/*"))
     assert json.loads((folder / "session.json").read_text())["state"] == "interrupted"
@@ -191,15 +186,15 @@ def test_ctrl_c_ends_cleanly_with_everything_kept(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
-    process = started(tmp_path, "-a", "flash-attn-2@emulated", "-a", f"{WRONG}:WindowOneTooLong")
-    wait_until(lambda: any(tmp_path.glob("reports/fuzz/*/session.json")))  # written before any worker is asked for
-    out, _ = interrupted(process)
+    with started(tmp_path, "-a", "flash-attn-2@emulated", "-a", f"{WRONG}:WindowOneTooLong") as process:
+        wait_until(lambda: any(tmp_path.glob("reports/fuzz/*/session.json")))  # written before any worker is asked for
+        out, _ = interrupted(process)
     assert "0 findings" in out
     assert json.loads(next(tmp_path.glob("reports/fuzz/*/session.json")).read_text())["state"] == "interrupted"
 
 
 def test_ctrl_c_while_modules_are_imported(tmp_path: Path) -> None:
-    process = started(tmp_path, "-a", "flash-attn-2@emulated")
-    wait_until(lambda: "torch/" in Path(f"/proc/{process.pid}/maps").read_text())
-    assert "interrupted" in interrupted(process)[1]
+    with started(tmp_path, "-a", "flash-attn-2@emulated") as process:
+        wait_until(lambda: "torch/" in Path(f"/proc/{process.pid}/maps").read_text())
+        assert "interrupted" in interrupted(process)[1]
     assert not list(tmp_path.glob("reports/fuzz/*/findings"))
