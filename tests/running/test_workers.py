@@ -49,7 +49,7 @@ def worker() -> Iterator[WorkerProcess]:
         ("WrongDtype", Verdict.CRASH, "torch.float64"),
         ("ReturnsNan", Verdict.WRONG, "NaN"),
         ("ReturnsZero", Verdict.WRONG, "max-abs-diff"),
-        ("WrongShape", Verdict.WRONG, "shape"),
+        ("WrongShape", Verdict.CRASH, "shape"),
         ("WindowOneTooLong", Verdict.WRONG, "max-abs-diff"),
         ("ReadsOneTooFar", Verdict.POISONED, "zeroed"),
     ],
