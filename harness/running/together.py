@@ -70,8 +70,8 @@ def _numbers_of(case: AttentionCase) -> int:
 
 
 def can_share(case: AttentionCase, adapter: Adapter, options: RunOptions, device: torch.device) -> bool:
-    """True if nothing of the case needs to be alone: no sinks (they are a case's own), no graph (its replay
-    rewrites the output of the case before), no tolerance or fault of the user's."""
+    """True if nothing of the case needs to be alone: no sinks and no captured graph (they are a case's
+    own), no tolerance or fault of the user's."""
     return (
         options.evidence != "atol"
         and options.atol is None
