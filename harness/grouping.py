@@ -20,6 +20,7 @@ SAME = "the same on this case: "
 NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 LINE = re.compile(r" \(at [^()]*\)$")
 EXPLAINABLE = (Verdict.WRONG, Verdict.POISONED)
+SHOWN_IDS = 6
 NOT_TRIED = "explanation not tried"
 
 
@@ -37,6 +38,25 @@ class Group:
         first_named = (r for r in self.records if faults_named(r)[:1] == (self.what,))
         explained = (r for r in self.records if r.explanation)
         return next(first_named, None) or next(explained, self.records[0])
+
+    @property
+    def others(self) -> tuple[Record, ...]:
+        return tuple(record for record in self.records if record is not self.first)
+
+    @property
+    def told(self) -> str:
+        """What is said before the first case's name, "7 cases, window-one-too-wide; first: "; "" of one alone."""
+        if self.more:
+            plural, first = ("s", "first: ") if self.others else ("", "")
+            return f"{len(self.records)} more case{plural}, {self.what}; {first}"
+        return f"{len(self.records)} cases, {self.what}; first: " if self.others else ""
+
+    @property
+    def other_ids(self) -> str:
+        """Ids of the other cases, the first few; "" where there is none."""
+        left = len(self.others) - SHOWN_IDS
+        ids = " ".join(other.case.id for other in self.others[:SHOWN_IDS])
+        return f"{ids} and {left} more" if left > 0 else ids
 
 
 def group_findings(findings: Sequence[Record]) -> list[Group]:

@@ -89,6 +89,9 @@ def gate(
     accept_failures: Annotated[
         bool, typer.Option("--accept-failures", help="With --update: failures that the ledger does not know, too.")
     ] = False,
+    other_device: Annotated[
+        bool, typer.Option("--other-device", help="With --update: results of another device than the baseline's, too.")
+    ] = False,
     factor: Annotated[
         float, typer.Option("--factor", help="An error may grow by this many of the baseline's own spreads.")
     ] = DEFAULT_FACTOR,
@@ -133,6 +136,8 @@ def gate(
     _refuse_contradictions(bool(suite or cases), bool(records), minutes, shard, factor, repeat)
     if accept_failures and not update:
         raise UsageError("--accept-failures goes with --update; failures that are known belong in the ledger.")
+    if other_device and not update:
+        raise UsageError("--other-device goes with --update; a gate alone says the difference and goes on.")
     if keyword and records:
         raise UsageError("-k chooses what to run; it does not go with --records.")
     for name, file in (("--ledger", ledger), ("--fault-table", fault_table)):
@@ -155,7 +160,7 @@ def gate(
         files = tuple(map(str, records))
     else:
         scope = scope_of_jobs(
-            _jobs_to_run(chosen, patterns, old, python),
+            _jobs_to_run(chosen, patterns, old, path, python),
             old,
             adapters=patterns,
             suites=chosen.scoped,
@@ -173,6 +178,8 @@ def gate(
     missing = scope.missing({record.key for record in found})
     if not found and not scope.not_launched and not missing and not scope.expected:
         raise UsageError("there is nothing to judge: no records, and nothing in the baseline for this choice.")
+    if update and not other_device:
+        _refuse_other_device(found, old, path, files)
     result = compare(
         Comparison(found, old, scope.expected, missing, scope.not_launched, known, installed_versions(), factor)
     )
@@ -230,7 +237,21 @@ def _refuse_contradictions(
         raise UsageError(f"--repeat is {repeat}; give 1 or more.")
 
 
-def _jobs_to_run(chosen: Choice, patterns: tuple[str, ...], baseline: Baseline, python: str) -> list[Job]:
+def _refuse_other_device(found: list[Record], old: Baseline, path: Path, files: tuple[str, ...]) -> None:
+    """Kernels differ by architecture: an entry is made again where it was made, and a new one where the others were."""
+    devices = {entry.device for entry in old.values()} - {""}
+    for record in found:
+        entry = old.get(record.key)
+        known = {entry.device} if entry is not None and entry.device else devices
+        if record.device and known and record.device not in known:
+            raise UsageError(
+                f"{path} is of {' and '.join(sorted(known))} and these records are of {record.device}, so nothing was "
+                "written: give this device a baseline of its own with --baseline, or add --other-device to mix them; "
+                f"--records {files[0]} in place of the suite spares the run."
+            )
+
+
+def _jobs_to_run(chosen: Choice, patterns: tuple[str, ...], baseline: Baseline, path: Path, python: str) -> list[Job]:
     """The suite's jobs, for the adapters named, or for those of the baseline."""
     with nothing_to_keep():  # importing torch takes seconds
         from harness.cli.selection import make_jobs, select_adapters, select_cases
@@ -240,7 +261,23 @@ def _jobs_to_run(chosen: Choice, patterns: tuple[str, ...], baseline: Baseline, 
     if not adapters:
         raise UsageError("a new baseline needs --adapter NAME (repeatable, globs): it has none of its own yet.")
     cases = select_cases(chosen.suites, chosen.files, chosen.keyword)
-    return make_jobs(select_adapters(adapters, entries_for(python)), cases)
+    entries = entries_for(python)
+    if patterns:
+        return make_jobs(select_adapters(patterns, entries), cases)
+    selected: list[str] = []
+    cannot: list[UsageError] = []
+    for name in adapters:
+        try:
+            selected += select_adapters([name], entries)
+        except UsageError as why:
+            cannot.append(why)
+    if cannot:
+        more = f" (and {len(cannot) - 1} more of its {len(adapters)} adapters cannot)" if len(cannot) > 1 else ""
+        raise UsageError(
+            f"baseline {path} asks for an adapter that this run cannot have: {str(cannot[0]).rstrip('.')}{more}; "
+            "--adapter NAME narrows the run, and what is judged, to what can run here."
+        )
+    return make_jobs(selected, cases)
 
 
 def _jobs_recorded(chosen: Choice, baseline: Baseline, loaded: RecordSet) -> list[Job]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -40,3 +41,13 @@ def promote(
         corpus=corpus,
     )
     print(json.dumps({"promoted": str(path)}) if as_json else path)
+    # Beside the path, which a script may read.
+    print(_next(path, corpus), file=sys.stderr)
+
+
+def _next(path: Path, corpus: Path) -> str:
+    if corpus.resolve() != CORPUS_DIR.resolve():
+        return f"no suite reads this folder: look at the file, commit it, and run it with --cases {corpus}"
+    checkout = CORPUS_DIR.parent.parent
+    file = path.resolve().relative_to(CORPUS_DIR.resolve().parent.parent)
+    return f"it is in suite `corpus` now, for everyone once it is committed: git -C {checkout} add {file}"

@@ -15,7 +15,6 @@ from harness.record import Record
 from harness.verdict import Verdict
 
 SHOWN_GROUPS = 12
-SHOWN_IDS = 6
 SHOWN_REASONS = 6
 
 
@@ -44,13 +43,10 @@ def print_summary(
 
 
 def _print_group(console: Console, group: Group, replay_files: dict[str, str], *, verbose: bool) -> None:
-    record, others = group.first, [r for r in group.records if r is not group.first]
-    told = ""
-    if group.more:
-        told = f"{len(group.records)} more case{'s' if others else ''}, {group.what}; {'first: ' if others else ''}"
-    elif others:
-        told = f"{len(group.records)} cases, {group.what}; first: "
-    console.print(f"\n{record.verdict} {record.adapter}  {told}{record.case.name}", markup=False, style="bold red")
+    record, others = group.first, group.others
+    console.print(
+        f"\n{record.verdict} {record.adapter}  {group.told}{record.case.name}", markup=False, style="bold red"
+    )
     console.print(f"  {record.reason}", markup=False)
     for line in record.explanation:
         console.print(f"  {line}", markup=False)
@@ -72,9 +68,7 @@ def _print_group(console: Console, group: Group, replay_files: dict[str, str], *
         for other in others:
             console.print(f"  also {other.case.id} {other.case.name}: {other.reason}", markup=False)
     elif others:
-        ids = " ".join(other.case.id for other in others[:SHOWN_IDS])
-        more = f" and {len(others) - SHOWN_IDS} more" if len(others) > SHOWN_IDS else ""
-        console.print(f"  also: {ids}{more}", markup=False)
+        console.print(f"  also: {group.other_ids}", markup=False)
 
 
 def _only_a_relation_fails(record: Record) -> bool:

@@ -52,7 +52,7 @@ class GateResult:
     """What the gate found. `changes` decide; the rest is said beside them.
 
     known: failures that the ledger excuses; standing: failures that the baseline has too, with no ledger
-    entry; fixed: PASS now, not in the baseline; new: keys that the baseline does not have
+    entry; fixed: PASS now, another verdict in the baseline; new: keys that the baseline does not have
     """
 
     changes: tuple[Change, ...]
@@ -251,8 +251,7 @@ def _notes(inputs: Comparison) -> Iterator[str]:
     """What differs from the baseline's making: versions and devices."""
     old_versions: dict[str, set[str]] = {}
     old_devices: set[str] = set()
-    for key in inputs.expected:
-        entry = inputs.baseline[key]
+    for entry in _compared(inputs):
         old_devices |= {entry.device} - {""}
         for package, version in entry.versions.items():
             old_versions.setdefault(package, set()).add(version)
@@ -268,6 +267,16 @@ def _notes(inputs: Comparison) -> Iterator[str]:
             yield f"{package}: {_say(old)} in the baseline, {_say(new)} here"
     if old_devices and new_devices and old_devices != new_devices:
         yield f"device: {_say(old_devices)} in the baseline, {_say(new_devices)} here"
+
+
+def _compared(inputs: Comparison) -> list[Entry]:
+    """The entries that this run is compared with. A suite that the baseline has nothing of is compared with none:
+    then those of its adapters, or else all, say on what the baseline was made."""
+    adapters = {record.adapter for record in inputs.records}
+    keys = {*inputs.expected} | {record.key for record in inputs.records}
+    chosen = [entry for key, entry in inputs.baseline.items() if key in keys]
+    chosen = chosen or [entry for entry in inputs.baseline.values() if entry.adapter in adapters]
+    return chosen or list(inputs.baseline.values())
 
 
 def _say(values: set[str]) -> str:

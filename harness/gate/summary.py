@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.gate.comparison import Change, ChangeKind, GateResult
+from harness.grouping import Group, group_findings
 from harness.record import Record
 from harness.verdict import Verdict
 
-SHOWN = 12  # changes of each kind on a console; all of them are in --json and the report
+SHOWN = (
+    12  # changes of each kind on a console, failures that are alike as one; all of them are in --json and the report
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,9 @@ def gate_lines(result: GateResult, text: GateText) -> Iterator[str]:
         if changes:
             yield ""
             yield f"{kind.upper()} ({len(changes)})"
+            if kind is ChangeKind.NEW_FAILURE:
+                yield from _failure_lines(changes, text)
+                continue
             for change in changes[:SHOWN]:
                 yield from _change_lines(change, text)
             if len(changes) > SHOWN:
@@ -79,9 +86,29 @@ def gate_lines(result: GateResult, text: GateText) -> Iterator[str]:
     yield from _ending(result, text)
 
 
-def _change_lines(change: Change, text: GateText) -> Iterator[str]:
-    yield f"  {change.case_name} [{change.case_id}] on {change.adapter}"
-    yield f"    {change.sentence}"
+def _failure_lines(changes: Sequence[Change], text: GateText) -> Iterator[str]:
+    """Failures of one kind together, as a run's summary has them."""
+    by_record = {id(change.record): change for change in changes}
+    groups = group_findings([change.record for change in changes if change.record is not None])
+    for group in groups[:SHOWN]:
+        alike = [by_record[id(record)] for record in group.records]
+        yield from _change_lines(by_record[id(group.first)], text, group, alike)
+    if len(groups) > SHOWN:
+        left = sum(len(group.records) for group in groups[SHOWN:])
+        yield f"  ... and {left} more in {len(groups) - SHOWN} groups; --json names every one"
+
+
+def _change_lines(
+    change: Change, text: GateText, group: Group | None = None, alike: Sequence[Change] = ()
+) -> Iterator[str]:
+    """One change, or the first of a group of changes that are alike."""
+    told = group.told if group is not None else ""
+    yield f"  {told}{change.case_name} [{change.case_id}] on {change.adapter}"
+    sentences = Counter(other.sentence for other in alike)
+    if len(sentences) > 1:
+        yield f"    {'; '.join(f'{count} x {sentence}' for sentence, count in sentences.most_common())}"
+    else:
+        yield f"    {change.sentence}"
     record = change.record
     if record is None or change.kind is ChangeKind.LEDGER:
         return
@@ -94,6 +121,8 @@ def _change_lines(change: Change, text: GateText) -> Iterator[str]:
     command = replay_command(record, text.replay)
     if command is not None:
         yield f"    {command}"
+    if group is not None and group.others:
+        yield f"    also: {group.other_ids}"
 
 
 def _beside(result: GateResult) -> Iterator[str]:
@@ -115,7 +144,7 @@ def _beside(result: GateResult) -> Iterator[str]:
             yield f"  ... and {len(result.standing) - SHOWN} more"
     if result.fixed:
         yield ""
-        yield f"PASS now, and not in the baseline: {len(result.fixed)}"
+        yield f"PASS now, with another verdict in the baseline: {len(result.fixed)}"
     if result.new:
         yield f"not in the baseline yet: {len(result.new)}"
 

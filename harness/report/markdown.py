@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.figures import error_over_atol, error_over_bound, family
+from harness.grouping import group_findings
 from harness.record import Record
 from harness.report.github import cell
 from harness.report.model import ReportInput, three_digits
 from harness.verdict import Verdict
 
-MAX_FINDINGS = 50
+MAX_FINDINGS = 50  # kinds of them
 
 
 def render_markdown(inputs: ReportInput) -> str:
@@ -79,8 +80,10 @@ def _findings(inputs: ReportInput) -> Iterator[str]:
     yield ""
     if not findings:
         yield "None: every case that ran is right."
-    for record in findings[:MAX_FINDINGS]:
-        yield f"### {record.verdict}: {record.adapter}, {record.case.name} `{record.case.id}`"
+    groups = group_findings(findings)
+    for group in groups[:MAX_FINDINGS]:
+        record = group.first
+        yield f"### {record.verdict}: {record.adapter}, {group.told}{record.case.name} `{record.case.id}`"
         yield ""
         for line in filter(None, (record.reason, *record.explanation)):
             yield f"- {cell(line)}"
@@ -89,9 +92,13 @@ def _findings(inputs: ReportInput) -> Iterator[str]:
             fault = f" --fault {record.fault}" if record.fault else ""
             yield ""
             yield f"      attn-harness replay {file} --adapter {record.adapter}{fault}"
+        if group.others:
+            yield ""
+            yield f"also: {group.other_ids}"
         yield ""
-    if len(findings) > MAX_FINDINGS:
-        yield f"... and {len(findings) - MAX_FINDINGS} more, in the records."
+    if len(groups) > MAX_FINDINGS:
+        left = sum(len(group.records) for group in groups[MAX_FINDINGS:])
+        yield f"... and {left} more in {len(groups) - MAX_FINDINGS} groups, in the records."
 
 
 def _matrix(records: Sequence[Record]) -> Iterator[str]:

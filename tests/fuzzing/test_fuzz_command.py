@@ -40,6 +40,21 @@ def test_a_session_with_a_planted_fault(tmp_path: Path) -> None:
     body = json.loads(Path(result.stdout.strip()).read_text())
     assert body["provenance"]["symptom"] == "one key more"
     assert "window-one-too-wide planted" in body["provenance"]["note"]
+    assert f"no suite reads this folder: look at the file, commit it, and run it with --cases {corpus}" in result.stderr
+
+
+def test_a_promoted_case_is_in_suite_corpus_and_to_be_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "checkout" / "cases" / "corpus"
+    monkeypatch.setattr("harness.cli.promote.CORPUS_DIR", own)
+    monkeypatch.setattr("harness.fuzzing.findings.read_finding", lambda path: path)
+    monkeypatch.setattr("harness.fuzzing.promoting.promote_finding", lambda finding, corpus, **_: corpus / "new.json")
+    promote(tmp_path, corpus=own, as_json=False)
+    said = capsys.readouterr()
+    assert said.out == f"{own / 'new.json'}\n"
+    assert f"suite `corpus` now, for everyone once it is committed: git -C {tmp_path}/checkout add" in said.err
+    assert "add cases/corpus/new.json" in said.err
 
 
 def test_a_session_without_a_finding_is_0(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from synthetic import a_case, a_finding, a_record, many_records, write_records
 from harness.gate.baseline import read_baseline
 from harness.record_files import write_plan
 from harness.running.options import Job
+from harness.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,6 +113,68 @@ def test_update_refuses_failures_that_nobody_knows(good: Path, run_gate) -> None
     (good / "known_failures.toml").unlink()
     again = run_gate(*asked)  # it fails in the baseline too by now, and still nobody knows it
     assert (again.code, "not written: 1 failures" in again.out) == (1, True)
+
+
+def test_update_refuses_another_device_unless_told(good: Path, run_gate) -> None:
+    """A baseline of one GPU must not become half a CPU's because someone tried an update at a desk."""
+    path = good / "baselines" / "b.jsonl"
+    before = path.read_text()
+    for changed in (a_record(0, device="cpu"), a_record(9, device="cpu")):  # an entry made again, a new one
+        now = write_records(good / f"now-{changed.case.id}.jsonl", [changed, *(a_record(n) for n in range(1, 5))])
+        asked = ("-b", "b", "--reports", good, "--records", now, "--update")
+        refused = run_gate(*asked)
+        assert refused.code == 2
+        assert f"{path} is of NVIDIA H200 and these records are of cpu, so nothing was written" in refused.err
+        assert "\n" not in refused.err.strip()
+        assert path.read_text() == before
+    assert run_gate(*asked, "--other-device").code == 0
+    assert {entry.device for entry in read_baseline(path).values()} == {"NVIDIA H200", "cpu"}
+    # Of two devices, an entry stays with its own.
+    moved = write_records(good / "moved.jsonl", [a_record(1, device="cpu"), a_record(9, device="cpu")])
+    answer = run_gate("-b", "b", "--reports", good, "--records", moved, "--update")
+    assert (answer.code, "is of NVIDIA H200 and these records are of cpu" in answer.err) == (2, True)
+
+
+def test_another_device_is_accepted_by_an_update_alone(good: Path, run_gate) -> None:
+    answer = run_gate("-b", "b", "--reports", good, "--records", good / "good.jsonl", "--other-device")
+    assert (answer.code, "goes with --update" in answer.err) == (2, True)
+
+
+def test_an_adapter_that_only_the_baseline_asks_for(good: Path, run_gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    more = write_records(good / "more.jsonl", [a_record(0, adapter="flash-attn-4"), a_record(0, adapter="torch-sdpa")])
+    assert run_gate("-b", "b", "--reports", good, "--records", more, "--update").code == 0
+    answer = run_gate("-b", "b", "--reports", good, "--suite", "quick")
+    assert answer.code == 2
+    assert f"baseline {good}/baselines/b.jsonl asks for an adapter that this run cannot have" in answer.err
+    assert "adapter flash-attn-4 cannot run here: " in answer.err
+    assert "--adapter NAME narrows the run" in answer.err
+    asked = run_gate("-b", "b", "--reports", good, "--suite", "quick", "--adapter", "flash-attn-4")
+    assert (asked.code, "baseline" in asked.err) == (2, False)  # the reader named it: nothing to explain
+
+
+def test_failures_of_one_bug_are_told_once(good: Path, run_gate) -> None:
+    wrong = [a_finding(n, explanation=("window-one-too-wide: left bound (class window)",)) for n in range(9)]
+    crash = a_record(20, Verdict.CRASH, reason="the worker died")
+    now = write_records(good / "now.jsonl", [*wrong, crash])
+    text = run_gate("-b", "b", "--reports", good, "--records", now).out
+    assert "NEW FAILURE (10)" in text
+    assert text.count("  9 cases, window-one-too-wide; first: ") == 1
+    assert text.count("window-one-too-wide: left bound") == 1
+    assert text.count("attn-harness replay") == 3  # one a group, and what to do next
+    assert "    5 x WRONG, the baseline has PASS; 4 x WRONG, it is not in the baseline" in text
+    assert sum(text.count(case.case.id) > 0 for case in wrong) == 1 + 6
+    assert "and 2 more" in text
+    assert crash.case.name in text
+
+
+def test_what_passes_now_and_did_not_is_in_the_baseline(good: Path, run_gate) -> None:
+    bad = write_records(good / "bad.jsonl", [a_finding(n) for n in range(3)])
+    asked = ("-b", "b", "--reports", good, "--records", bad, "--update", "--accept-failures")
+    assert run_gate(*asked).code == 0
+    text = run_gate("-b", "b", "--reports", good, "--records", good / "good.jsonl").out
+    assert "PASS now, with another verdict in the baseline: 3" in text
+    assert "not in the baseline yet: 2" in text
 
 
 def test_failures_are_accepted_by_an_update_alone(good: Path, run_gate) -> None:

@@ -160,3 +160,14 @@ def test_other_versions_and_devices_are_said() -> None:
     assert "flashinfer-python: 0.6.18 in the baseline, 0.7.1 here" in notes
     assert "NVIDIA H200 in the baseline, NVIDIA H100 here" in notes
     assert "torch" not in notes
+
+
+def test_what_differs_is_said_also_of_a_suite_that_the_baseline_has_nothing_of() -> None:
+    baseline = baseline_from_records([a_record(0), a_record(0, adapter="torch-sdpa", device="cpu")])
+    now = a_record(7, device="NVIDIA B200", versions={"torch": "2.12.0"})
+    for record in (now, now.replace(case=a_case(0))):
+        notes = compare(Comparison([record], baseline, frozenset())).notes
+        assert "device: NVIDIA H200 in the baseline, NVIDIA B200 here" in notes
+        assert "torch: 2.11.0+cu130 in the baseline, 2.12.0 here" in notes
+    elsewhere = compare(Comparison([now.replace(adapter="mine")], baseline, frozenset())).notes
+    assert "device: NVIDIA H200, cpu in the baseline, NVIDIA B200 here" in elsewhere

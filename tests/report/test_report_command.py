@@ -111,6 +111,16 @@ def test_markdown_says_the_same(some: Path, tmp_path: Path, run_report) -> None:
     assert "flashinfer-python 0.6.18" in text
 
 
+def test_markdown_tells_findings_of_one_kind_once(tmp_path: Path, run_report) -> None:
+    named = ("window-one-too-wide: left bound (class window)",)
+    path = write_records(tmp_path / "r.jsonl", [a_finding(n, explanation=named) for n in range(9)])
+    text = run_report(path, "--format", "md", "--reports", tmp_path).out
+    assert text.count("### WRONG: flashinfer-swa-merge, 9 cases, window-one-too-wide; first: ") == 1
+    assert (text.count("### "), text.count("attn-harness replay")) == (1, 1)
+    assert "also: " in text
+    assert "and 2 more" in text
+
+
 def test_the_difference_from_a_baseline(some: Path, tmp_path: Path, run_report) -> None:
     write_baseline(tmp_path / "baselines" / "b.jsonl", baseline_from_records(a_record(n) for n in range(7)))
     page = tmp_path / "r.html"
