@@ -16,7 +16,7 @@ from rich.table import Table
 from harness.cli.consoles import make_console
 from harness.cli.interrupts import INTERRUPTED, nothing_to_keep
 from harness.cli.run import AtolOption, EvidenceOption, FaultOption, PythonOption, ReportsOption
-from harness.cli.selection import select_adapters
+from harness.cli.selection import say_not_run, select_adapters
 from harness.errors import UsageError
 from harness.running.elsewhere import entries_for
 from harness.running.options import RunOptions
@@ -77,8 +77,9 @@ def fuzz(
 
     if minutes is None and examples is None:
         minutes = DEFAULT_MINUTES
+    entries = entries_for(python)
     options = SessionOptions(
-        adapters=tuple(select_adapters(adapter or (), entries_for(python))),
+        adapters=tuple(select_adapters(adapter or (), entries)),
         seed=secrets.randbelow(1 << 31) if seed is None else seed,
         profile=profile,
         examples=examples,
@@ -88,6 +89,7 @@ def fuzz(
         use_target=target,
         python=python,
     )
+    say_not_run(adapter or (), entries)
     run_options = RunOptions(evidence=evidence, atol=atol, fault=fault, time_limit=time_limit)
     if ray is None and redis is not None:
         raise UsageError("--redis goes with --ray; without a cluster there is nobody to share examples with.")

@@ -19,7 +19,7 @@ from harness.cli.run import (
     ReportsOption,
     run_and_record,
 )
-from harness.cli.selection import make_jobs, select_adapters
+from harness.cli.selection import make_jobs, say_not_run, select_adapters
 from harness.cli.summary import exit_code
 from harness.running.elsewhere import entries_for
 from harness.running.options import RunOptions
@@ -45,5 +45,7 @@ def replay(
     """
     loaded = find_case(case)
     options = RunOptions(evidence=evidence, atol=atol, fault=fault, repeats=repeats)
-    jobs = make_jobs(select_adapters(adapter or (), entries_for(python)), [(None, loaded)])
+    entries = entries_for(python)
+    jobs = make_jobs(select_adapters(adapter or (), entries), [(None, loaded)])
+    say_not_run(adapter or (), entries)
     raise typer.Exit(exit_code(run_and_record(jobs, options, reports, python=python, as_json=as_json)))

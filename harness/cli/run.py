@@ -11,7 +11,7 @@ import typer
 
 from harness.cli.consoles import make_console
 from harness.cli.progress import RunProgress
-from harness.cli.selection import make_jobs, select_adapters, select_cases
+from harness.cli.selection import make_jobs, say_not_run, select_adapters, select_cases
 from harness.cli.summary import exit_code, print_summary
 from harness.cli.unbegun import removed_if_unbegun
 from harness.errors import UsageError
@@ -81,7 +81,9 @@ def run(
         evidence=evidence, atol=atol, fault=fault, time_limit=time_limit, rerun=fault is None, repeats=repeats
     )
     chosen = select_cases(suite or (), cases or (), keyword)
-    jobs = make_jobs(select_adapters(adapter or (), entries_for(python)), chosen)
+    entries = entries_for(python)
+    jobs = make_jobs(select_adapters(adapter or (), entries), chosen)
+    say_not_run(adapter or (), entries)
     records = run_and_record(
         jobs,
         options,

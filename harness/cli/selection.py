@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -53,6 +54,19 @@ def select_adapters(patterns: Sequence[str], entries: Sequence[registry.Entry] |
             raise UsageError(f"adapter {matching[0].name} cannot run here: {matching[0].why_not}.")
         chosen += runnable
     return list(dict.fromkeys(chosen))
+
+
+def say_not_run(patterns: Sequence[str], entries: Sequence[registry.Entry] | None = None) -> None:
+    """Tell on standard error, by name and reason, which adapters that the patterns name cannot run, so that nobody
+    takes the others for them. For after `select_adapters`."""
+    entries = registry.available() if entries is None else entries
+    left: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.why_not is not None and any(fnmatch(entry.name, p) for p in patterns if not is_file_spec(p)):
+            left.setdefault(entry.why_not, []).append(entry.name)
+    if left:
+        told = "; ".join(f"{', '.join(names)} ({why_not})" for why_not, names in left.items())
+        print(f"not run here: {told}", file=sys.stderr, flush=True)
 
 
 def default_here(entry: registry.Entry, on_gpu: bool) -> bool:
