@@ -1,5 +1,5 @@
 # `make run` runs the main job on what is here; `make test` passes the tests. Both set everything up.
-#   TORCH_SPEC='torch==2.11.0'   which torch to install into .venv (default: see below)
+#   TORCH_SPEC='torch==2.11.0'   which torch to have in .venv (default: see below); another one is installed over it
 #   NO_INSTALL=1                 use the python that is there, install nothing (no network needed)
 #   ARGS='...'                   more arguments for attn-harness run / pytest
 
@@ -20,21 +20,28 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 .PHONY: run test lint setup needs clean help
 
 help:
-	@sed -n 's/^# //p' $(MAKEFILE_LIST) | head -n 5
+	@sed -n 's/^# //p' $(MAKEFILE_LIST) | head -n 4
 
 setup: $(SETUP)
 
-# A GPU runner with a torch of its own should keep it: NO_INSTALL=1, or TORCH_SPEC= with a venv that
+# A GPU runner with a torch of its own should keep it: NO_INSTALL=1, or TORCH_SPEC= (empty) with a venv that
 # sees it. Elsewhere a pinned release that runs on a CPU is taken.
 TORCH_SPEC ?= torch==2.13.0
 
+# The stamp holds what was asked for: another torch than that is installed over it.
+ifneq ($(strip $(TORCH_SPEC)),$(strip $(shell cat $(VENV)/.installed 2>/dev/null)))
+.PHONY: $(VENV)/.installed
+endif
+
 $(VENV)/.installed: pyproject.toml
-	@echo "setting up $(VENV) ($(TORCH_SPEC)); this happens once"
+	@echo "setting up $(VENV) ($(TORCH_SPEC)); this happens once for each torch"
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+ifneq ($(strip $(TORCH_SPEC)),)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_SPEC)
 	@echo "torch is there, now the rest"
+endif
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@touch $@
+	@printf '%s\n' '$(TORCH_SPEC)' > $@
 
 # What the python that is there must have.
 NEEDS := torch numpy typer rich jinja2 matplotlib hypothesis pytest xdist transformers
