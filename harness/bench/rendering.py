@@ -13,10 +13,14 @@ from rich.table import Table
 from harness.bench.measure import STAGES
 from harness.errors import UsageError
 
+SHARES = (
+    "harness share: of the stages' sum, all but kernel and golden; "
+    "of wall: what kernel and golden leave of the time a case really takes, 0% where they fill it"
+)
+
 
 def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: dict[tuple[str, ...], float]) -> None:
-    """One line per (mix, adapter): rates first, then where the time goes."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    """One line per (mix, adapter): rates first, then where the time goes. Columns that hold nothing are left out."""
     columns = (
         "mix",
         "adapter",
@@ -28,9 +32,9 @@ def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: d
         "harness share",
         "of wall",
         "peak",
+        "x baseline",
     )
-    for name in (*columns, *(["x baseline"] if baseline else [])):
-        table.add_column(name, justify="left" if name in ("mix", "adapter") else "right")
+    lines = []
     for row in rows:
         rate, shared, ratios = row["cases_per_second"], row["shared_cases_per_second"], row["ratio_to_loops"]
         cells = [
@@ -44,11 +48,20 @@ def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: d
             f"{row['wall_share']:.0%}",
             "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f} MiB",
         ]
-        if baseline:
-            before = baseline.get(key(row))
-            cells.append("" if before is None else f"{rate['median'] / before:.2f}")
-        table.add_row(*cells)
+        before = baseline.get(key(row))
+        lines.append([*cells, "" if before is None else f"{rate['median'] / before:.2f}"])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    held = [at for at in range(len(columns)) if any(line[at] for line in lines)]
+    for name in (columns[at] for at in held):
+        table.add_column(name, justify="left" if name in ("mix", "adapter") else "right")
+    for line in lines:
+        table.add_row(*(line[at] for at in held))
     console.print(table)
+    console.print(SHARES, markup=False, highlight=False)
+    if baseline and not any(line[-1] for line in lines):
+        console.print(
+            "x baseline: no row of the baseline is of the same mix, adapter, evidence and device", markup=False
+        )
     print_stages(console, [(f"{row['mix']}  {row['adapter']}", row["milliseconds_per_case"]) for row in rows])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cases.recipes import make_data
@@ -16,7 +18,7 @@ from harness.bench import measure as measuring
 from harness.bench.growth import AXES, growth, growth_case
 from harness.bench.measure import Series, measure, stage_seconds
 from harness.bench.mixes import MIXES, Mix, chosen_mixes
-from harness.bench.rendering import key, read_baseline
+from harness.bench.rendering import key, print_measurements, read_baseline
 from harness.bench.shared import measure_shared
 from harness.bench.straight import eager_reference, straight_batch, straight_check
 from harness.cli.main import app, register
@@ -189,6 +191,23 @@ def test_the_command_writes_what_it_can_compare_with(tmp_path: Path) -> None:
     again = invoke(*small, "--baseline", str(path))
     assert again.exit_code == 0, again.output
     assert "x baseline" in again.output
+    for output in (first.output, again.output):
+        assert "peak" not in output, "a CPU has no peak to tell"
+        assert "together" not in output, "one process was measured"
+        assert "harness share: of the stages' sum" in output
+    body["measurements"][0]["mix"] = "another"
+    path.write_text(json.dumps(body), encoding="utf-8")
+    assert "no row of the baseline is of the same mix" in invoke(*small, "--baseline", str(path)).output
+
+
+def test_columns_that_hold_something_are_shown() -> None:
+    body = measure(SMALL, load_adapter(ADAPTER), CPU, cases=1, runs=1, loops=False).to_json()
+    rows = [body, body | {"peak_bytes": 3 << 20}]
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_measurements(console, rows, {})
+    said = console.export_text()
+    assert "peak" in said
+    assert "3 MiB" in said
 
 
 def test_bad_baselines_are_refused_in_one_sentence(tmp_path: Path) -> None:
