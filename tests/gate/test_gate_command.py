@@ -1,6 +1,7 @@
 """`attn-harness gate` on records: its exit codes, what it prints, files at once, and its speed."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -286,3 +287,19 @@ def test_reading_records_imports_no_torch() -> None:
     """The gate's answer must not wait for a library that it does not use."""
     code = "import sys, harness.cli.gate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_records_are_merged_reported_and_judged_where_there_is_no_torch(good: Path) -> None:
+    """As the last job of docs/ci does, on a machine with neither torch nor NumPy."""
+    code = "import sys; sys.modules.update(torch=None, numpy=None); from harness.cli.main import main; main()"
+    both = ("-b", "b", "--reports", ".")
+    for asked in (
+        ("report", "--merge", "all.jsonl", "good.jsonl"),
+        ("report", "all.jsonl", *both, "-o", "r.html"),
+        ("report", "all.jsonl", *both, "--format", "md"),
+        ("gate", *both, "--records", "all.jsonl"),
+    ):
+        command = [sys.executable, "-c", code, *asked]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=good, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
