@@ -10,8 +10,10 @@ each query really saw. Nothing is claimed that a run did not reproduce.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,9 +24,10 @@ from harness.diagnosis.suspects import Court, Suspect, vehicles_for
 from harness.diagnosis.weights import say_weights
 from harness.diagnosis.where import say_where
 from harness.diagnosis.xray import LEVEL, MAX_RUNS, Attended, attended_matrix, runs_needed
-from harness.diagnosis.xray_words import guess_class, row_differences, say_differences
+from harness.diagnosis.xray_words import guess_class, kinds, row_differences, say_differences
+from harness.faults.protocol import Fault
 from harness.faults.registry import load_fault
-from harness.faults.shots import Range
+from harness.faults.shots import Range, prepare
 from harness.figures import RELATION
 from harness.record import Record
 from harness.running.examine import AdapterFailure, DoesNotFit, Examiner
@@ -75,9 +78,10 @@ def explain(examiner: Examiner, record: Record, *, seconds: float = 30.0, range_
     if observed.failure is not None:
         return _explain_failure(observed, suspects)
     wrong = wrong_rows(truth, observed, examiner)
+    attended = xray(examiner) if time.monotonic() < until else None
     if not suspects:
-        suspects = court.pairs(effects)
-    told = _told(examiner, record, truth, data, observed, wrong, suspects, until)
+        suspects = court.pairs(effects, _acts_as(attended, court))
+    told = _told(record, truth, data, observed, wrong, suspects, attended)
     if not court.untried:
         return told
     line = f"not tried for want of time: {court.untried} faults of the catalogue; --seconds gives more"
@@ -111,18 +115,33 @@ def confirm(explanation: Explanation, original: Examiner, *, range_: Range | Non
     return dataclasses.replace(explanation, lines=lines)
 
 
+def _acts_as(attended: Attended | None, court: Court) -> Callable[[Fault, str], bool]:
+    """Whether a fault alone does only what an X-ray saw, by kind: no extra keys if none were seen. True without one."""
+    seen = None if attended is None else kinds(row_differences(attended))
+
+    @functools.cache
+    def acts(name: str, vehicle: str) -> bool:
+        if seen is None:
+            return True
+        examiner = court.range.examiner(court.truth.case, vehicle, load_fault(name))
+        examiner.device = court.device
+        prepare(examiner)
+        alone = xray(examiner)
+        return alone is not None and kinds(row_differences(alone)) <= seen
+
+    return lambda fault, vehicle: acts(fault.name, vehicle)
+
+
 def _told(
-    examiner: Examiner,
     record: Record,
     truth: Truth,
     data: LogicalData,
     observed: Observed,
     wrong: Tensor,
     suspects: list[Suspect],
-    until: float,
+    attended: Attended | None,
 ) -> Explanation:
     case = truth.case
-    attended = xray(examiner) if time.monotonic() < until else None
     differences = [] if attended is None else row_differences(attended)
     keys = say_differences(case, differences)
     where = [f"wrong: {line}" for line in say_where(case, wrong)]

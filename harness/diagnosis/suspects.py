@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -170,10 +170,12 @@ class Court:
                     effects.append(self.try_one(fault, vehicle))
         return self._best(effects), effects
 
-    def pairs(self, effects: Sequence[Effect]) -> list[Suspect]:
+    def pairs(self, effects: Sequence[Effect], acts_as_seen: Callable[[Fault, str], bool]) -> list[Suspect]:
         """Pairs of faults of one class that explain the output together, if no single one does.
 
         Those that explain most rows alone are tried first; a fault that changes nothing here is not.
+        `acts_as_seen(fault, vehicle)`: whether it does by itself nothing that was not seen. Two faults that undo a part
+        of each other can give any output, and neither is what happened.
         """
         honest = {name: self.try_one(NO_FAULT, name).rows for name in self.vehicles}
         members: dict[tuple[str, str], list[tuple[float, Fault]]] = {}
@@ -184,18 +186,17 @@ class Court:
             gained = float(((effect.rows <= EXPLAINED) & (clean > EXPLAINED)).double().mean())
             members.setdefault((str(effect.fault.fault_class), effect.vehicle), []).append((gained, effect.fault))
         tries = [
-            (first[0] + second[0], vehicle, compose(first[1], second[1]))
+            (first[0] + second[0], vehicle, (first[1], second[1]))
             for (_, vehicle), of_class in members.items()
             for first, second in itertools.combinations(of_class, 2)
         ]
-        found = []
         for _, vehicle, both in sorted(tries, key=lambda one: -one[0]):
             if not self.in_time:
                 break
-            found.append(self.try_one(both, vehicle))
-            if self.explains(found[-1].residual):
-                break
-        return self._best(found)
+            effect = self.try_one(compose(*both), vehicle)
+            if self.explains(effect.residual) and all(acts_as_seen(fault, vehicle) for fault in both):
+                return self._best([effect])
+        return []
 
     def _best(self, effects: Sequence[Effect]) -> list[Suspect]:
         explaining = [e for e in effects if self.explains(e.residual)]

@@ -13,6 +13,7 @@ from cases.ragged import indptr, query_rows
 from cases.schema import AttentionCase
 from harness.diagnosis.where import spans
 from harness.diagnosis.xray import Attended
+from references.visibility import visible_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,10 @@ def say_differences(case: AttentionCase, differences: list[RowDifference], limit
         ("twice", "counts twice", "count twice"),
     ):
         some = [d for d in differences if getattr(d, name)]
-        if some:
+        whole = _to_the_end(case, differences) if name == "missing" else ""
+        if whole:
+            lines.append(f"{whole}{_more(some)}")
+        elif some:
             keys = _keys(some, name)
             verb = many if keys.startswith(("keys", "the keys")) else one
             lines.append(f"{keys} {verb}{_side(case, some, name)}{_more(some)}")
@@ -124,6 +128,41 @@ def _side(case: AttentionCase, some: list[RowDifference], name: str) -> str:
         return ", all of them new rows"
     elif all(key < case.requests[d.request].prefix_len for d, key in pairs):
         return ", all in the cached prefix" if any(r.extend_len > 1 for r in case.requests) else ""
+    return ""
+
+
+def _to_the_end(case: AttentionCase, differences: list[RowDifference]) -> str:
+    """Keys that are missing from a page edge on, whichever of them a row should see; "" if that is not the rule.
+
+    A row that sees no key fits where it should see none before the edge; a request of such rows alone shows no edge.
+    """
+    first, last = (bound.tolist() for bound in visible_interval(case, query_rows(case, "cpu")))
+    by_row = {(d.request, d.position): d for d in differences}
+    edges: dict[int, int] = {}
+    row = 0
+    for request, shape in enumerate(case.requests):
+        rows = [by_row.get((request, shape.prefix_len + at)) for at in range(shape.extend_len)]
+        right = [tuple(range(first[row + at], last[row + at])) for at in range(shape.extend_len)]
+        row += shape.extend_len
+        gone = [() if d is None else keys if d.broken else d.missing for d, keys in zip(rows, right, strict=True)]
+        missing = {key for keys in gone for key in keys}
+        if not any(d and d.missing for d in rows):
+            continue
+        size = case.page_size
+        edge = min(missing) // size * size
+        as_the_rule = all(
+            some == tuple(key for key in keys if key >= edge) for some, keys in zip(gone, right, strict=True)
+        )
+        if size == 1 or not edge or edge == shape.prefix_len or not as_the_rule or max(missing) < shape.kv_len - 1:
+            return ""
+        edges[request] = edge
+    if len(edges) > 1:
+        listed = ", ".join(f"{edge} of request {request}" for request, edge in list(edges.items())[:3])
+        return f"keys from a page edge to the end of the request are missing: from {listed}{' ...' * (len(edges) > 3)}"
+    for request, edge in edges.items():
+        keys = range(edge, case.requests[request].kv_len)
+        verb = "s {} of request {} are" if len(keys) > 1 else " {} of request {} is"
+        return f"key{verb.format(spans(keys), request)} missing, from the page edge at {edge} to the end of the request"
     return ""
 
 
@@ -166,6 +205,14 @@ def _step(keys: list[int]) -> int:
     """The common distance of neighbouring keys, or 0."""
     steps = {b - a for a, b in itertools.pairwise(keys)}
     return steps.pop() if len(steps) == 1 else 0
+
+
+def kinds(differences: Iterable[RowDifference]) -> frozenset[str]:
+    """What there is of: missing (seeing no key is that), extra, twice, foreign, unowned, other_head."""
+    some = list(differences)
+    names = ("missing", "extra", "twice", "foreign", "unowned", "other_head")
+    found = {name for name in names if any(getattr(d, name) for d in some)}
+    return frozenset(found | ({"missing"} if any(d.broken for d in some) else set()))
 
 
 def guess_class(differences: Iterable[RowDifference]) -> str:

@@ -53,6 +53,13 @@ class EverySeventhKeySkipped(BlackBox):
         return super().visible(query, key, case) & ~((key > 0) & (key % 7 == 0))
 
 
+class LastPartialPageSkipped(BlackBox):
+    """Reads whole pages only; its queries stand where they should."""
+
+    def visible(self, query, key, case):
+        return super().visible(query, key, case) & (key < len(key) // case.page_size * case.page_size)
+
+
 class OddScale(BlackBox):
     scale = 1.3
 

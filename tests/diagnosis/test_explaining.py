@@ -5,7 +5,14 @@ import json
 
 import pytest
 import typer
-from black_box import BlackBox, EverySeventhKeySkipped, Forgetful, OddScale, WindowOneTooWide
+from black_box import (
+    BlackBox,
+    EverySeventhKeySkipped,
+    Forgetful,
+    LastPartialPageSkipped,
+    OddScale,
+    WindowOneTooWide,
+)
 from typer.testing import CliRunner
 
 from cases.schema import AttentionCase, Mode, Request
@@ -129,6 +136,17 @@ def test_two_faults_of_other_classes_are_not_given_one_name(shooting, examiner_o
     said = explain(examiner, wrong(examiner), range_=shooting, seconds=8)
     assert said.fault is None
     assert "no named fault explains this: the key 10 before each query" in said.lines[0]
+
+
+@pytest.mark.parametrize("requests", [((40, 5),), ((12, 6),), ((40, 5), (33, 2))])
+def test_no_pair_adds_keys_where_none_too_many_were_seen(shooting, examiner_of, wrong, requests):
+    """A length cut to whole pages moves the queries, and with the causal mask off gives the same. It was not off."""
+    examiner = examiner_of(AttentionCase(requests=requests), LastPartialPageSkipped())
+    said = explain(examiner, wrong(examiner), range_=shooting, seconds=120)
+    assert said.fault is None
+    assert said.lines[0].startswith("no named fault explains this: keys ")
+    assert "page edge" in said.lines[0]
+    assert said.lines[0].endswith("(too few keys)")
 
 
 def test_every_seventh_key_has_no_name(shooting, examiner_of, wrong):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from black_box import BlackBox, EverySeventhKeySkipped
+from black_box import BlackBox, EverySeventhKeySkipped, LastPartialPageSkipped
 
 from cases.schema import AttentionCase, Mode, Request
 from harness.diagnosis.rendering import fits_text, save_picture, text_picture, worst_place
@@ -86,6 +86,53 @@ def test_a_missing_page_is_told_as_one(examiner_of):
     without = Fault("x", FaultClass.OTHER, "x", on_kernel=kernel(mask=lambda tile, seen: seen & (tile.positions >= 16)))
     differences = row_differences(look(examiner_of(case, FA3, without)))
     assert say_differences(case, differences) == ["keys 0..15 of request 0 are missing, page 0 of the request"]
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        (
+            AttentionCase(requests=(Request(40, 5),)),
+            "keys 32..44 of request 0 are missing, from the page edge at 32 to the end of the request (5 rows)",
+        ),
+        (
+            AttentionCase(requests=(Request(30, 3),)),  # one row of three sees the key
+            "key 32 of request 0 is missing, from the page edge at 32 to the end of the request",
+        ),
+        (
+            AttentionCase(requests=(Request(28, 10),), window_left=3),  # the last rows see no key
+            "keys 32..37 of request 0 are missing, from the page edge at 32 to the end of the request (3 rows)",
+        ),
+        (
+            AttentionCase(requests=(Request(40, 5), Request(16, 0), Request(20, 2))),
+            "keys from a page edge to the end of the request are missing: from 32 of request 0, 16 of request 2"
+            " (7 rows)",
+        ),
+    ],
+)
+def test_what_is_missing_from_a_page_edge_on_is_told_so(examiner_of, case, says):
+    differences = row_differences(look(examiner_of(case, LastPartialPageSkipped())))
+    assert says in say_differences(case, differences)
+
+
+def test_new_rows_that_begin_a_page_are_told_as_new_rows(examiner_of):
+    case = AttentionCase(requests=(Request(32, 3),))
+    (line,) = say_differences(case, row_differences(look(examiner_of(case, LastPartialPageSkipped()))))
+    assert line.endswith("all of them new rows (3 rows)")
+
+
+def test_a_page_edge_is_not_named_that_is_not_the_rule(examiner_of):
+    """Missing from 33 on, or not to the end of the request, or one after it was seen."""
+    case = AttentionCase(requests=(Request(40, 5),))
+    for mask in (
+        lambda tile, seen: seen & (tile.positions < 33),
+        lambda tile, seen: seen & ((tile.positions < 32) | (tile.positions == 44)),
+        lambda tile, seen: seen & ((tile.positions < 32) | (tile.positions > 34)),
+    ):
+        fault = Fault("x", FaultClass.OTHER, "x", on_kernel=kernel(mask=mask))
+        differences = row_differences(look(examiner_of(case, FA3, fault)))
+        assert differences
+        assert "page edge" not in "".join(say_differences(case, differences))
 
 
 def test_stale_slots(examiner_of):
