@@ -23,6 +23,7 @@ from harness.adapters.vllm.report import vllm_report
 from harness.cli import outside
 from harness.cli.apart import AdapterDied, Answer, answer_apart
 from harness.cli.consoles import make_console
+from harness.cli.selection import default_here
 from harness.environment import core_count, gpu_ids, installed_versions
 from harness.errors import UsageError
 from harness.running.options import Job, RunOptions
@@ -108,7 +109,15 @@ def _doctor(
         "versions": installed_versions(),
         "gpus": list(gpu_ids()),
         "cores": core_count(),
-        "adapters": [{"name": e.name, "runs": e.why_not is None, "why_not": e.why_not} for e in registry.available()],
+        "adapters": [
+            {
+                "name": e.name,
+                "runs": e.why_not is None,
+                "why_not": e.why_not,
+                "default": e.why_not is None and default_here(e, bool(gpu_ids())),
+            }
+            for e in registry.available()
+        ],
         "sglang": sglang_report(has_gpu=bool(gpu_ids()), fa3_missing=registry.missing_flash_attention("fa3")),
         "vllm": vllm_report(has_gpu=bool(gpu_ids())),
     }
@@ -129,6 +138,10 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     for entry in facts["adapters"]:
         table.add_row(entry["name"], "yes" if entry["runs"] else "no", entry["why_not"] or "")
     console.print(table)
+    others = [entry["name"] for entry in facts["adapters"] if entry["runs"] and not entry["default"]]
+    if others:
+        told = f"A run leaves these out unless --adapter names them: {', '.join(others)}."
+        console.print(told, markup=False, highlight=False)
     for sentence in (*facts["sglang"], *facts["vllm"]):
         console.print(sentence, markup=False, highlight=False)
 

@@ -43,7 +43,7 @@ def oracle(
 
     Tiny random models are fed in chunks; at each attention call, golden attention and the HF-style
     reference must agree with what the model computed: in fp32 to 1e-6, in bf16 within each row's bound.
-    Takes about a minute, and needs transformers: `pip install 'attn-harness[test]'`.
+    Takes about a minute, and needs transformers: `pip install -e '.[test]'` in the checkout.
 
     Examples:
 

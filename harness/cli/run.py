@@ -11,7 +11,7 @@ import typer
 
 from harness.cli.consoles import make_console
 from harness.cli.progress import RunProgress
-from harness.cli.selection import make_jobs, say_not_run, select_adapters, select_cases
+from harness.cli.selection import DEFAULT_SUITES, make_jobs, say_not_run, select_adapters, select_cases
 from harness.cli.summary import exit_code, print_summary
 from harness.cli.unbegun import removed_if_unbegun
 from harness.errors import UsageError
@@ -23,7 +23,12 @@ from harness.running.runner import run_jobs
 
 AdapterOption = Annotated[
     list[str] | None,
-    typer.Option("--adapter", "-a", help="Adapter name, glob, or path/to/file.py:ClassName; repeatable."),
+    typer.Option(
+        "--adapter",
+        "-a",
+        help="Adapter name, glob, or path/to/file.py:ClassName; repeatable (default: every library on a GPU; without "
+        "one the emulated adapters and torch-sdpa).",
+    ),
 ]
 ReportsOption = Annotated[Path, typer.Option("--reports", help="Folder for records.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the records as JSON lines instead of a table.")]
@@ -51,7 +56,10 @@ PythonOption = Annotated[str, typer.Option("--python", help="Interpreter of the 
 
 
 def run(
-    suite: Annotated[list[str] | None, typer.Option("--suite", "-s", help="Suite name; repeatable.")] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option("--suite", "-s", help=f"Suite name; repeatable (default: {' and '.join(DEFAULT_SUITES)})."),
+    ] = None,
     adapter: AdapterOption = None,
     cases: Annotated[list[Path] | None, typer.Option("--cases", help="A case file or a folder of them.")] = None,
     keyword: Annotated[str | None, typer.Option("-k", help="Only cases with this in their name or id.")] = None,
@@ -68,6 +76,8 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run cases through adapters and judge every output row.
+
+    Without arguments this is the main job: suites `smoke` and `seeds` on the default adapters.
 
     Examples:
 

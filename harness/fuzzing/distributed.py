@@ -98,7 +98,9 @@ def shared_database(url: str | None, options: EngineOptions) -> Any:
         import redis
         from hypothesis.extra.redis import RedisExampleDatabase
     except ImportError:
-        raise UsageError("--redis needs the redis package; `pip install 'attn-harness[distributed]'`.") from None
+        raise UsageError(
+            "--redis needs the redis package; `pip install -e '.[distributed]'` in the checkout."
+        ) from None
     try:
         client = redis.Redis.from_url(url)
         client.ping()
@@ -134,7 +136,9 @@ class DistributedSession(Session):
         try:
             import ray
         except ImportError:
-            raise UsageError("--ray needs the ray package; `pip install 'attn-harness[distributed]'`.") from None
+            raise UsageError(
+                "--ray needs the ray package; `pip install -e '.[distributed]'` in the checkout."
+            ) from None
         super().__init__(options, run_options, reports)
         self._ray: Any = ray
         self.address, self.redis, self.task_examples = address, redis, task_examples

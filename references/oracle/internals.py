@@ -57,7 +57,7 @@ def load_internals() -> Internals:
         reason = " ".join(str(error).split())  # transformers words some of these over several lines
         raise OracleError(
             f"transformers cannot be imported ({reason}); install it, or what it misses, with: "
-            "pip install 'attn-harness[test]'."
+            "pip install -e '.[test]' in the project's checkout."
         ) from None
     found = {field: lookup(module, name) for field, (module, name) in _WANTED.items()}
     require_parameters(found["dynamic_cache"], "DynamicCache", "config")

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.selection import CPU_DEFAULTS, DEFAULT_SUITES
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+BREAK = ("query - case.window_left", "query - (case.window_left + 1)")
 EXAMPLE = (ROOT / "docs" / "examples" / "my_kernel.py").read_text()
 
 
@@ -22,6 +25,17 @@ def test_links_of_readme_and_docs_lead_somewhere() -> None:
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text())]
     assert links
     assert [(str(page), link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_shows_the_broken_line_as_it_is_tested() -> None:
+    broken = next(line for line in EXAMPLE.splitlines() if BREAK[0] in line).replace(*BREAK)
+    assert f"```python\n{broken}\n```" in README
+
+
+def test_the_readme_names_the_defaults() -> None:
+    (main_job,) = re.findall(r"The main job is `attn-harness run`: (.*?)\n\n", README, re.DOTALL)
+    assert f"suites {' and '.join(f'`{suite}`' for suite in DEFAULT_SUITES)}." in main_job
+    assert all(adapter in main_job for adapter in CPU_DEFAULTS)
 
 
 def attn_harness(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +53,7 @@ def attn_harness(folder: Path, *arguments: str) -> subprocess.CompletedProcess[s
     ("change", "code", "says"),
     [
         (None, 0, "PASS"),
-        (("query - case.window_left", "query - (case.window_left + 1)"), 1, "WRONG"),
+        (BREAK, 1, "WRONG"),
     ],
 )
 def test_an_adapter_outside_is_judged(tmp_path: Path, change: tuple[str, str] | None, code: int, says: str) -> None:
