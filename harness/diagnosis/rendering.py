@@ -21,6 +21,7 @@ from harness.diagnosis.xray import Attended
 TEXT_KEYS = 120  # columns of a request that fit a terminal
 TEXT_ROWS = 40
 TILE = 64
+WINDOW_COLOUR = "#1d8348"  # none of the cells'
 
 
 def worst_place(attended: Attended) -> tuple[int, int]:
@@ -71,13 +72,14 @@ def text_picture(attended: Attended, request: int, head: int) -> list[str]:
 def save_picture(attended: Attended, request: int, head: int, path: Path) -> None:
     """A PNG of one request and head: seen as expected, seen only, expected only; edges drawn in.
 
-    Lines: page edges (dotted), kv tiles of 64 (dashed), the prefix edge (solid), the window's left edge (red).
+    Lines: page edges (dotted), kv tiles of 64 (dashed), the prefix edge (solid), the window's left edge (green).
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.colors import ListedColormap
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 
@@ -101,9 +103,11 @@ def save_picture(attended: Attended, request: int, head: int, path: Path) -> Non
     axes.set_title(f"{case.name}  {case.id}\nrequest {request}, query head {head}", fontsize=9)
     names = ("neither", "expected, not seen", "seen, not expected", "seen as expected", "seen twice")
     used = sorted(set(kinds.flatten().tolist()) - {0})
-    handles = [Patch(color=colours[kind], label=names[kind]) for kind in used]
+    handles: list[Patch | Line2D] = [Patch(color=colours[kind], label=names[kind]) for kind in used]
     if prefix:
-        handles.append(Patch(fill=False, edgecolor="black", label=f"prefix ends at {prefix}"))
+        handles.append(Line2D([], [], color="black", linewidth=1.2, label=f"prefix ends at {prefix}"))
+    if case.window_left is not None:
+        handles.append(Line2D([], [], color=WINDOW_COLOUR, linewidth=1.2, label="window's left edge"))
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=4, fontsize=8, frameon=False)
     image = io.BytesIO()  # written at once: a library that writes itself may not say that a disk is full
     try:
@@ -124,5 +128,12 @@ def _edges(axes: Any, case: AttentionCase, request: int, positions: list[int]) -
     if prefix:
         axes.axvline(prefix - 0.5, color="black", linewidth=1.2)
     if case.window_left is not None:
-        left = [max(0, position - case.window_left) - 0.5 for position in positions]
-        axes.step(left, positions, color="#c0392b", linewidth=0.8, where="mid")
+        keys, rows = window_edge(case.window_left, positions)
+        axes.plot(keys, rows, color=WINDOW_COLOUR, linewidth=1.2)
+
+
+def window_edge(window_left: int, positions: list[int]) -> tuple[list[float], list[float]]:
+    """The corners of the line that has the window's first key on its right in every row: x and y of a picture whose
+    cells are centred at whole numbers."""
+    left = [max(0, position - window_left) - 0.5 for position in positions]
+    return [x for x in left for _ in range(2)], [y for p in positions for y in (p - 0.5, p + 0.5)]

@@ -5,7 +5,7 @@ import torch
 from black_box import BlackBox, EverySeventhKeySkipped, LastPartialPageSkipped
 
 from cases.schema import AttentionCase, Mode, Request
-from harness.diagnosis.rendering import fits_text, save_picture, text_picture, worst_place
+from harness.diagnosis.rendering import fits_text, save_picture, text_picture, window_edge, worst_place
 from harness.diagnosis.xray import LEVEL, attended_matrix, expected_matrix
 from harness.diagnosis.xray_words import guess_class, row_differences, say_differences
 from harness.faults.catalogue.building import kernel
@@ -181,6 +181,16 @@ def test_text_picture(examiner_of):
         "     5 ..+#|##.",
         "     6 ...+|###",
     ]
+
+
+def test_the_window_s_edge_runs_between_keys():
+    """Row by row: left of the first key that it may see, over the whole height of the row."""
+    case = AttentionCase(requests=(Request(4, 3),), window_left=5)
+    expected = expected_matrix(case, "cpu").tolist()
+    keys, rows = window_edge(5, [4, 5, 6])
+    for at, position in enumerate((4, 5, 6)):
+        assert keys[2 * at : 2 * at + 2] == [expected[at].index(True) - 0.5] * 2
+        assert rows[2 * at : 2 * at + 2] == [position - 0.5, position + 0.5]
 
 
 def test_worst_place_is_the_request_that_is_wrong(examiner_of):
