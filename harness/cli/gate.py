@@ -127,11 +127,11 @@ def gate(
 
     - `attn-harness gate --suite quick --baseline cpu --adapter torch-sdpa --update`
     - `attn-harness gate --suite quick --baseline cpu`
-    - `attn-harness gate --suite smoke --baseline h200 --adapter 'flashinfer-*' --repeat 3 --update`
-    - `attn-harness gate --suite smoke --baseline h200`
-    - `attn-harness gate --suite smoke --baseline h200 --minutes 3`
-    - `attn-harness gate --suite smoke --baseline h200 -k decode`
-    - `attn-harness gate --baseline h200 --records reports/run-20260914-101500-77.jsonl`
+    - `attn-harness gate --suite smoke --baseline my-h200 --adapter 'flashinfer-*' --repeat 3 --update`
+    - `attn-harness gate --suite smoke --baseline my-h200`
+    - `attn-harness gate --suite smoke --baseline my-h200 --minutes 3`
+    - `attn-harness gate --suite smoke --baseline my-h200 -k decode`
+    - `attn-harness gate --baseline my-h200 --records reports/run-20260914-101500-77.jsonl`
     """
     _refuse_contradictions(bool(suite or cases), bool(records), minutes, shard, factor, repeat)
     if accept_failures and not update:

@@ -54,7 +54,7 @@ def report(
     Examples:
 
     - `attn-harness report reports/ -o report.html`
-    - `attn-harness report reports/run-20260914-101500-77.jsonl --baseline h200 --format md`
+    - `attn-harness report reports/run-20260914-101500-77.jsonl --baseline my-h200 --format md`
     - `attn-harness report --merge all.jsonl shard-1.jsonl shard-2.jsonl`
     - `attn-harness report --compare flashinfer-0.6.18.jsonl flashinfer-0.7.1.jsonl -o difference.html`
     """

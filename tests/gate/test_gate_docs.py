@@ -37,6 +37,17 @@ def test_every_option_in_a_documents_commands_exists(document: str) -> None:
         assert used <= options_of(command), f"{document}: attn-harness {command} {arguments}"
 
 
+@pytest.mark.parametrize("document", [*DOCS, "gate --help", "report --help"])
+def test_examples_do_not_write_a_baseline_that_the_project_comes_with(document: str) -> None:
+    words = document.split()
+    text = COMMANDS[words[0]].__doc__ or "" if words[-1] == "--help" else (ROOT / document).read_text()
+    shipped = {path.stem for path in (ROOT / "reports/baselines").glob("*.jsonl")}
+    named = re.findall(r"(?:--baseline|BASELINE:) ([\w-]+)", text)
+    assert named
+    assert shipped
+    assert not shipped & {*named}
+
+
 def test_the_ledgers_example_is_a_good_entry(tmp_path: Path) -> None:
     text = (ROOT / "docs/gate.md").read_text()
     (block,) = re.findall(r"\n\n((?:    .*\n|\n)*    \[\[known\]\]\n(?:    .*\n)+)", text)
