@@ -80,7 +80,7 @@ def explain(examiner: Examiner, record: Record, *, seconds: float = 30.0, range_
     wrong = wrong_rows(truth, observed, examiner)
     attended = xray(examiner) if time.monotonic() < until else None
     if not suspects:
-        suspects = court.pairs(effects, _acts_as(attended, court))
+        suspects = court.pairs(effects, acts_as(attended, court))
     told = _told(record, truth, data, observed, wrong, suspects, attended)
     if not court.untried:
         return told
@@ -115,7 +115,7 @@ def confirm(explanation: Explanation, original: Examiner, *, range_: Range | Non
     return dataclasses.replace(explanation, lines=lines)
 
 
-def _acts_as(attended: Attended | None, court: Court) -> Callable[[Fault, str], bool]:
+def acts_as(attended: Attended | None, court: Court) -> Callable[[Fault, str], bool]:
     """Whether a fault alone does only what an X-ray saw, by kind: no extra keys if none were seen. True without one."""
     seen = None if attended is None else kinds(row_differences(attended))
 

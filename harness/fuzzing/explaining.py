@@ -14,7 +14,7 @@ import torch
 
 from cases.recipes import make_data
 from cases.schema import AttentionCase
-from harness.diagnosis.explaining import Explanation, confirm, explain
+from harness.diagnosis.explaining import Explanation, acts_as, confirm, explain
 from harness.diagnosis.observing import find_truth, observe
 from harness.diagnosis.suspects import CLEARLY_BETTER, EXPLAINED, Court, Effect, vehicles_for
 from harness.faults.catalogue import CATALOGUE
@@ -128,12 +128,16 @@ def _on(examiner: Examiner, case: AttentionCase) -> Examiner:
 
 
 def _beside_known(told: Explanation, examiner: Examiner, record: Record, known: Groups, range_: Range) -> Explanation:
-    """A named fault that, together with known ones, gives what none gives alone."""
+    """A named fault that, together with known ones, gives what none gives alone, and alone does only what was seen."""
     inquest = Inquest(examiner, record, range_)
     named = {name for group in known for name in group}
     likeliest = [load_fault(group[0]) for group in known]
+    acts_as_seen = acts_as(told.attended, inquest.court)
     for fault in CATALOGUE:
-        if fault.name not in named and inquest.holds([*likeliest, fault]):
+        if fault.name in named or not inquest.holds([*likeliest, fault]):
+            continue
+        assert inquest.vehicle is not None
+        if acts_as_seen(fault, inquest.vehicle):
             beside = ", ".join(other.name for other in likeliest)
             first = f"{fault.name}: {fault.summary} (reproduced together with what is known: {beside})"
             return dataclasses.replace(
