@@ -24,9 +24,12 @@ help:
 
 setup: $(SETUP)
 
-# A GPU runner with a torch of its own should keep it: NO_INSTALL=1, or TORCH_SPEC= (empty) with a venv that
-# sees it. Elsewhere a pinned release that runs on a CPU is taken.
-TORCH_SPEC ?= torch==2.13.0
+# Where $(PYTHON) has a torch that sees a GPU, that torch and the libraries beside it are what there is to test: .venv
+# sees them, and only what is missing is installed. Elsewhere a pinned release that runs on a CPU is taken.
+SEES_GPU ?= $(if $(wildcard /dev/nvidia0),$(shell $(PYTHON) -c 'import torch; print("yes" * torch.cuda.is_available())' 2>/dev/null))
+ifeq ($(origin TORCH_SPEC),undefined)
+TORCH_SPEC := $(if $(filter yes,$(SEES_GPU)),,torch==2.13.0)
+endif
 
 # The stamp holds what was asked for: another torch than that is installed over it.
 ifneq ($(strip $(TORCH_SPEC)),$(strip $(shell cat $(VENV)/.installed 2>/dev/null)))
@@ -36,6 +39,9 @@ endif
 $(VENV)/.installed: pyproject.toml
 	@echo "setting up $(VENV) ($(TORCH_SPEC)); this happens once for each torch"
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+ifeq ($(SEES_GPU),yes)
+	@$(VENV)/bin/python tools/see_packages_of.py $(PYTHON)
+endif
 ifneq ($(strip $(TORCH_SPEC)),)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_SPEC)
 	@echo "torch is there, now the rest"
