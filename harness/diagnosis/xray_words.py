@@ -153,16 +153,21 @@ def _to_the_end(case: AttentionCase, differences: list[RowDifference]) -> str:
         as_the_rule = all(
             some == tuple(key for key in keys if key >= edge) for some, keys in zip(gone, right, strict=True)
         )
-        if size == 1 or not edge or edge == shape.prefix_len or not as_the_rule or max(missing) < shape.kv_len - 1:
+        if size == 1 or not edge or not as_the_rule or max(missing) < shape.kv_len - 1:
             return ""
         edges[request] = edge
+    new_rows = {request for request, edge in edges.items() if edge == case.requests[request].prefix_len}
+    if len(edges) > 1 and len(new_rows) == len(edges):
+        return ""  # that all of them are new rows says more
     if len(edges) > 1:
         listed = ", ".join(f"{edge} of request {request}" for request, edge in list(edges.items())[:3])
         return f"keys from a page edge to the end of the request are missing: from {listed}{' ...' * (len(edges) > 3)}"
     for request, edge in edges.items():
         keys = range(edge, case.requests[request].kv_len)
-        verb = "s {} of request {} are" if len(keys) > 1 else " {} of request {} is"
-        return f"key{verb.format(spans(keys), request)} missing, from the page edge at {edge} to the end of the request"
+        new = ", where the new rows begin," if new_rows else ""
+        noun, verb = ("keys", "are") if len(keys) > 1 else ("key", "is")
+        said = f"{noun} {spans(keys)} of request {request} {verb} missing"
+        return f"{said}, from the page edge at {edge}{new} to the end of the request"
     return ""
 
 

@@ -116,9 +116,13 @@ def test_what_is_missing_from_a_page_edge_on_is_told_so(examiner_of, case, says)
 
 
 def test_new_rows_that_begin_a_page_are_told_as_new_rows(examiner_of):
+    """Which of the two it is, this case cannot tell."""
     case = AttentionCase(requests=(Request(32, 3),))
     (line,) = say_differences(case, row_differences(look(examiner_of(case, LastPartialPageSkipped()))))
-    assert line.endswith("all of them new rows (3 rows)")
+    assert "missing, from the page edge at 32, where the new rows begin, to the end of the request (3 rows)" in line
+    case = AttentionCase(requests=(Request(32, 3), Request(16, 2)))
+    (line,) = say_differences(case, row_differences(look(examiner_of(case, LastPartialPageSkipped()))))
+    assert line.endswith("all of them new rows (5 rows)")
 
 
 def test_a_page_edge_is_not_named_that_is_not_the_rule(examiner_of):
