@@ -48,7 +48,7 @@ def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: d
             f"{row['wall_share']:.0%}",
             "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f} MiB",
         ]
-        before = baseline.get(key(row))
+        before = baseline.get(key(row)) if baseline else None
         lines.append([*cells, "" if before is None else f"{rate['median'] / before:.2f}"])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     held = [at for at in range(len(columns)) if any(line[at] for line in lines)]
