@@ -113,7 +113,7 @@ def test_both_names_of_the_cache_parameter_are_known() -> None:
 def test_without_transformers_the_sentence_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     for call in (lambda: list(run_oracle(["llama"], (4,))), lambda: compare_masks(4)):
-        with pytest.raises(OracleError, match=r"with: pip install 'attn-harness\[test\]'") as caught:
+        with pytest.raises(OracleError, match=r"with: pip install -e '\.\[test\]'") as caught:
             call()
         assert "\n" not in str(caught.value)
 

@@ -235,6 +235,7 @@ def test_what_kind_of_tensor_an_output_is_does_not_matter(change: Any) -> None:
     assert verdicts(adapter, MIX.cases(4, 400)) == (["PASS"] * 4, ["PASS"] * 4)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     ("change", "verdict"),
     [
