@@ -12,9 +12,8 @@ from harness.grouping import Group, group_findings
 from harness.record import Record
 from harness.verdict import Verdict
 
-SHOWN = (
-    12  # changes of each kind on a console, failures that are alike as one; all of them are in --json and the report
-)
+# Changes of each kind on a console, failures that are alike as one; all of them are in --json and the report.
+SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
