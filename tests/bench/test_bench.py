@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -16,7 +17,7 @@ from cases.recipes import make_data
 from harness.adapters.registry import load_adapter
 from harness.bench import measure as measuring
 from harness.bench.growth import AXES, growth, growth_case
-from harness.bench.measure import Series, measure, stage_seconds
+from harness.bench.measure import Measurement, Series, measure, stage_seconds
 from harness.bench.mixes import MIXES, Mix, chosen_mixes
 from harness.bench.rendering import key, print_measurements, read_baseline
 from harness.bench.shared import measure_shared
@@ -78,6 +79,13 @@ def test_the_straight_loop_runs_the_adapter_on_its_own_batch() -> None:
     assert float((out.double() - eager_reference(case, batch.data, torch.float64)).abs().max()) < 0.02
 
 
+def test_of_wall_is_what_kernel_and_golden_leave_of_a_cases_time() -> None:
+    seconds = {"build": 9.0, "run": 0.1, "golden": 0.2}
+    measured = Measurement("m", "a", "bound", "cpu", 1, Series((2.0, 1.0, 4.0)), 0.0, seconds)
+    assert measured.wall_share == pytest.approx(0.4)  # 0.3 of the 0.5 s that a case takes at the median rate
+    assert dataclasses.replace(measured, rate=Series((5.0,))).wall_share == 0.0, "they take longer alone"
+
+
 def test_stages_add_up() -> None:
     measured = measure(SMALL, load_adapter(ADAPTER), CPU, cases=3, runs=2, seconds=30)
     assert len(measured.rate.rates) == 2
@@ -85,7 +93,6 @@ def test_stages_add_up() -> None:
     assert sum(measured.shares.values()) == pytest.approx(1)
     assert all(measured.seconds[name] > 0 for name in measuring.STAGES if name != "other")
     assert 0 < measured.harness_share < 1
-    assert 0 <= measured.wall_share < 1
     body = json.loads(json.dumps(measured.to_json()))
     for name, ratio in body["ratio_to_loops"].items():
         assert ratio == pytest.approx(body["cases_per_second"]["median"] / body["loops"][name]["median"])
