@@ -101,8 +101,17 @@ class Measurement:
     def wall_share(self) -> float:
         """What kernel and golden, as long as they take alone, leave of the time that a case takes when stages are not
         waited for: the harness's share that nothing hides."""
+        return self._left_by_kernel_and_golden(self.rate)
+
+    @property
+    def shared_wall_share(self) -> float | None:
+        """Harness share when several processes share the device: what kernel and golden, as long as they take alone
+        in one process, leave of a case's time in the shared run. None where that was not measured."""
+        return None if self.shared is None else self._left_by_kernel_and_golden(self.shared)
+
+    def _left_by_kernel_and_golden(self, rate: Series) -> float:
         alone = sum(self.seconds.get(name, 0.0) for name in KERNEL_AND_GOLDEN)
-        return max(0.0, 1 - alone * self.rate.median)
+        return max(0.0, 1 - alone * rate.median)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -118,6 +127,7 @@ class Measurement:
             "shares": self.shares,
             "harness_share": self.harness_share,
             "wall_share": self.wall_share,
+            "shared_wall_share": self.shared_wall_share,
             "shared_cases_per_second": None if self.shared is None else self.shared.to_json(),
             "loops": {name: series.to_json() for name, series in self.loops.items()},
             "ratio_to_loops": {name: self.best.median / series.median for name, series in self.loops.items()},
@@ -147,13 +157,11 @@ def measure(
     runs: int = 5,
     seconds: float = 60.0,
     loops: bool = True,
-    shared: Callable[[], Series] | None = None,
-    processes: int = 1,
 ) -> Measurement:
-    """Time `adapter` on `cases` cases of `mix`, `runs` times, within about `seconds`.
+    """Time `adapter` on `cases` cases of `mix` in this process, `runs` times, within about `seconds`.
 
-    `shared` measures `processes` processes together (harness/bench/shared.py). Every run has seeds of its own,
-    so that nothing kept by case id can help.
+    Every run has seeds of its own, so that nothing kept by case id can help. Several processes together are measured
+    by harness/bench/shared.py, after this.
     """
     options = RunOptions(evidence=evidence, explain=False, rerun=False)
     clock = Clock(seconds)
@@ -191,8 +199,6 @@ def measure(
         loops=_measure_loops(mix, adapter, device, cases, runs, seconds) if loops else {},
         peak_bytes=peak,
         verdicts=verdicts,
-        shared=None if shared is None else shared(),
-        processes=processes,
     )
 
 

@@ -17,6 +17,10 @@ SHARES = (
     "harness share: of the stages' sum, all but kernel and golden; "
     "of wall: what kernel and golden leave of the time a case really takes, 0% where they fill it"
 )
+SHARED_SHARE = (
+    "of wall together: the same of a case's time (one over the rate together) where the processes share the device; "
+    "kernel and golden count as long as they take alone in one process"
+)
 
 
 def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: dict[tuple[str, ...], float]) -> None:
@@ -31,6 +35,7 @@ def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: d
         "x fp32 loop",
         "harness share",
         "of wall",
+        "of wall together",
         "peak",
         "x baseline",
     )
@@ -46,6 +51,7 @@ def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: d
             *(f"{ratios[name]:.2f}" if name in ratios else "" for name in ("straight fp64", "straight fp32")),
             f"{row['harness_share']:.0%}",
             f"{row['wall_share']:.0%}",
+            "" if shared is None else f"{row['shared_wall_share']:.0%}",
             "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f} MiB",
         ]
         before = baseline.get(key(row)) if baseline else None
@@ -58,6 +64,8 @@ def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: d
         table.add_row(*(line[at] for at in held))
     console.print(table)
     console.print(SHARES, markup=False, highlight=False)
+    if any(row["shared_cases_per_second"] is not None for row in rows):
+        console.print(SHARED_SHARE, markup=False, highlight=False)
     if baseline and not any(line[-1] for line in lines):
         console.print(
             "x baseline: no row of the baseline is of the same mix, adapter, evidence and device", markup=False

@@ -1,100 +1,192 @@
 """Several processes on one device at once: how many cases per second they examine together.
 
-Each process loads the adapter, warms up, says so, and waits; all begin on one signal and count what they finish
-in a window of fixed length. A single process is often held up by launching small kernels, not by running them.
+A single process is often held up by launching small kernels, not by running them. The processes of an adapter are
+started once, at the first need, and measure one mix after another: each loads the adapter, warms up, says so, and
+waits; all begin on one signal and count what they finish in a window of fixed length. Between mixes they wait for a
+line, without work and without what they kept on the device.
+
+    parent -> {"mix": "short"}      member -> {"ready": true}     once warm
+    parent -> {"seconds": 5.0}      member -> {"rate": 41.5}      cases per second in a window that long
+    parent -> {"rest": true}        member -> {"ready": true}     once what it kept is given back
+                                    member -> {"usage_error": "..."} instead of any of these, and its end
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Self, TextIO
 
 import torch
 
 from harness.bench.measure import Series, run_cases
 from harness.bench.mixes import DEFAULT_CASES, MIXES
 from harness.errors import UsageError
+from harness.judging.kept import forget
 from harness.record import RecordWriter
+from harness.running.nursery import die_with_parent
 from harness.running.options import RunOptions
+from harness.running.sharing import share_device
 from harness.running.together import MOST_CASES
 from harness.verdict import Verdict
 
 SEEDS_APART = 1 << 16
+END_SECONDS = 10.0  # for the exit code of a process that closed its end
 
 
-def measure_shared(
-    mix: str, adapter: str, processes: int, *, evidence: str = "bound", runs: int = 3, seconds: float = 5.0
-) -> Series:
-    """Rates of `processes` processes together in `runs` windows of `seconds`. Raises UsageError if one fails."""
-    arguments = [mix, adapter, evidence, str(seconds)]
-    members = [
-        subprocess.Popen(
-            [sys.executable, "-m", "harness.bench.shared", *arguments, str(index)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(processes)
-    ]
-    try:
-        _answers(members)
-        rates = []
-        for _ in range(runs):
-            for member in members:
-                assert member.stdin is not None
-                member.stdin.write("go\n")
-                member.stdin.flush()
-            rates.append(sum(_answers(members)))
-    finally:
-        for member in members:
-            member.kill()
+class Together:
+    """`processes` processes of one adapter, for as many mixes as are asked; a context manager that ends them all."""
+
+    def __init__(self, adapter: str, processes: int, *, evidence: str = "bound") -> None:
+        """Starts nothing yet."""
+        self.adapter, self.processes, self.evidence = adapter, processes, evidence
+        self.members: list[subprocess.Popen[str]] = []
+        self._folder: TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def measure(self, mix: str, *, runs: int = 3, seconds: float = 5.0) -> Series:
+        """Rates of all together in `runs` windows of `seconds`. Raises UsageError if one of them fails."""
+        if not self.members:
+            self._start()
+        self._ask({"mix": mix})
+        rates = [sum(answer["rate"] for answer in self._ask({"seconds": seconds})) for _ in range(runs)]
+        self._ask({"rest": True})
+        return Series(tuple(rates))
+
+    def close(self) -> None:
+        """Ends every process and whatever it started, in the middle of work too."""
+        for member in self.members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(member.pid, signal.SIGKILL)  # it leads a session, and is not waited for yet
+        for member in self.members:
             member.wait()
-    return Series(tuple(rates))
+            for pipe in (member.stdin, member.stdout):
+                with contextlib.suppress(OSError):  # a line that the process did not live to read
+                    assert pipe is not None
+                    pipe.close()
+        self.members.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
+    def _start(self) -> None:
+        # The records are removed here: a process that is killed removes nothing.
+        self._folder = TemporaryDirectory()
+        words = [self.adapter, self.evidence, str(self.processes), self._folder.name, str(os.getpid())]
+        for index in range(self.processes):
+            self.members.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", __name__, *words, str(index)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,  # Ctrl-C is for the parent, which then ends them
+                )
+            )
 
-def _answers(members: list[subprocess.Popen[str]]) -> list[float]:
-    answers = []
-    for member in members:
-        assert member.stdout is not None
-        line = member.stdout.readline()
-        while line and not line.startswith("{"):  # a library's own printing
-            line = member.stdout.readline()
+    def _ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """The answers of all, which get the request at once."""
+        for number, member in enumerate(self.members, 1):
+            assert member.stdin is not None
+            try:
+                member.stdin.write(json.dumps(request) + "\n")
+                member.stdin.flush()
+            except OSError:
+                raise self._ended(number) from None
+        return [self._answer(number) for number in range(1, len(self.members) + 1)]
+
+    def _answer(self, number: int) -> dict[str, Any]:
+        stdout = self.members[number - 1].stdout
+        assert stdout is not None
+        line = stdout.readline()
         if not line:
-            raise UsageError("a process of the bench ended before its time; its last words stand above.")
-        answers.append(float(json.loads(line)["rate"]))
-    return answers
+            raise self._ended(number)
+        answer: dict[str, Any] = json.loads(line)
+        if "usage_error" in answer:
+            raise UsageError(str(answer["usage_error"]))
+        return answer
+
+    def _ended(self, number: int) -> UsageError:
+        who = f"process {number} of {self.processes} of the bench on {self.adapter} ended before its time"
+        try:
+            code = self.members[number - 1].wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return UsageError(f"{who}; its last words, if any, stand above.")
+        if code < 0:
+            return UsageError(
+                f"{who}: killed by {signal.Signals(-code).name}; with fewer --processes each has more room."
+            )
+        return UsageError(f"{who} with code {code}; its last words stand above.")
 
 
-def member(mix: str, spec: str, evidence: str, seconds: float, index: int) -> None:
-    """One process: answer {"rate": ...} once warm, and again for every line read."""
+def member(
+    spec: str, evidence: str, processes: int, folder: Path, index: int, requests: TextIO, answers: TextIO
+) -> None:
+    """One process: answer the lines of `requests` until they end."""
     from harness.adapters.registry import load_adapter
     from harness.running.worker import pick_device
 
-    adapter = load_adapter(spec)
-    device = pick_device(adapter)
-    options = RunOptions(evidence=evidence, explain=False, rerun=False)
-    seed = (index + 1) * SEEDS_APART
-    at_once = min(DEFAULT_CASES.get(mix, 1), MOST_CASES) if torch.cuda.is_available() else 1
-    with TemporaryDirectory() as folder:
-        writer = RecordWriter(Path(folder) / "records.jsonl")
-        run_cases(MIXES[mix].cases(at_once, seed), adapter, device, options, writer)
-        seed += at_once
-        print(json.dumps({"rate": 0}), flush=True)
-        for _ in sys.stdin:
-            done, start = 0, time.perf_counter()
-            while time.perf_counter() - start < seconds:
-                for record in run_cases(MIXES[mix].cases(at_once, seed), adapter, device, options, writer):
-                    if record.verdict is not Verdict.PASS:
-                        raise UsageError(f"{record.case.name} gave {record.verdict}: {record.reason}")
-                seed += at_once
-                done += at_once
-            print(json.dumps({"rate": done / (time.perf_counter() - start)}), flush=True)
+    def answer(body: dict[str, Any]) -> None:
+        answers.write(json.dumps(body) + "\n")
+        answers.flush()
+
+    try:
+        share_device(processes)
+        adapter = load_adapter(spec)
+        device = pick_device(adapter)
+        options = RunOptions(evidence=evidence, explain=False, rerun=False)
+        writer = RecordWriter(folder / f"{index}.jsonl")
+        mix, at_once, seeds = MIXES["short"], 1, itertools.count()
+
+        def examine() -> int:
+            """The number of cases, all of them right."""
+            for record in run_cases(mix.cases(at_once, next(seeds)), adapter, device, options, writer):
+                if record.verdict is not Verdict.PASS:
+                    raise UsageError(f"{record.case.name} gave {record.verdict}: {record.reason}")
+            return at_once
+
+        for line in requests:
+            request = json.loads(line)
+            if "mix" in request:
+                mix = MIXES[request["mix"]]
+                at_once = min(DEFAULT_CASES.get(mix.name, 1), MOST_CASES) if device.type == "cuda" else 1
+                seeds = itertools.count((index + 1) * SEEDS_APART, at_once)
+                examine()
+                answer({"ready": True})
+            elif "seconds" in request:
+                done, start = 0, time.perf_counter()
+                while time.perf_counter() - start < request["seconds"]:
+                    done += examine()
+                answer({"rate": done / (time.perf_counter() - start)})
+            else:
+                forget()
+                torch.cuda.empty_cache()
+                answer({"ready": True})
+    except UsageError as problem:
+        answer({"usage_error": str(problem)})
+
+
+def main() -> None:
+    spec, evidence, processes, folder, parent, index = sys.argv[1:]
+    die_with_parent(int(parent))  # in a window, or in a kernel that does not return, nobody sees standard input end
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints is no answer
+    torch.set_num_threads(1)
+    member(spec, evidence, int(processes), Path(folder), int(index), sys.stdin, answers)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    member(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), int(sys.argv[5]))
+    main()

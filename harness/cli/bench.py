@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +15,15 @@ from rich.console import Console
 from harness.adapters.registry import load_adapter
 from harness.bench.growth import growth as measure_growth
 from harness.bench.measure import measure
-from harness.bench.mixes import DEFAULT_CASES, MIXES, chosen_mixes
+from harness.bench.mixes import DEFAULT_CASES, MIXES, Mix, chosen_mixes
 from harness.bench.rendering import print_measurements, print_stages, read_baseline
-from harness.bench.shared import measure_shared
+from harness.bench.shared import Together
 from harness.cli.consoles import make_console
 from harness.cli.outside import adapter_name
 from harness.environment import core_count, installed_versions
 from harness.errors import UsageError
 from harness.loading import is_file_spec
+from harness.record_files import replace_text
 from harness.running.options import RunOptions
 from harness.running.worker import pick_device
 
@@ -83,50 +85,81 @@ def bench(
         "cores": core_count(),
         "threads": torch.get_num_threads(),
     }
-    if growth:
-        body["growth"] = [row for name in names for row in _growth(console, name, evidence, limit)]
-    else:
-        body["measurements"] = []
+    rows: list[dict[str, Any]] = []
+    body["growth" if growth else "measurements"] = rows
+
+    def keep() -> None:
+        # What is no file, such as a pipe, gets the figures once, at the end.
+        if output is not None and (output.is_file() or not output.exists()):
+            _write(output, body)
+
+    try:
         for name in names:
-            made = load_adapter(name)
-            for one in chosen:
-                console.print(f"measuring {one.name} on {name}: {one.summary}", markup=False, highlight=False)
-                count = cases or DEFAULT_CASES[one.name]
-                together = functools.partial(
-                    measure_shared, one.name, name, processes, evidence=evidence, runs=runs, seconds=min(5.0, limit)
-                )
-                measured = measure(
-                    one,
-                    made,
-                    pick_device(made),
-                    evidence=evidence,
-                    cases=count,
-                    runs=runs,
-                    seconds=limit,
-                    loops=loops,
-                    shared=together if processes > 1 else None,
-                    processes=processes,
-                )
-                body["measurements"].append(measured.to_json())
-        print_measurements(console, body["measurements"], before)
-    if output is not None:
-        _write(output, body)
-    if as_json:
-        print(json.dumps(body))
+            if growth:
+                _growth(name, evidence, limit, rows, keep)
+            else:
+                plan = Plan(evidence, cases, runs, limit, loops, processes)
+                _measure(console, name, chosen, plan, rows, keep)
+    finally:  # what was measured is told when the bench fails or is ended, too
+        if rows:
+            if growth:
+                print_stages(console, [(_label(row), row["milliseconds"]) for row in rows])
+            else:
+                print_measurements(console, rows, before)
+            if output is not None:
+                _write(output, body)
+            if as_json:
+                print(json.dumps(body))
 
 
-def _growth(console: Console, name: str, evidence: str, limit: float) -> list[dict[str, Any]]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """What every measurement of a bench has in common; `cases` None: by mix."""
+
+    evidence: str
+    cases: int | None
+    runs: int
+    seconds: float
+    loops: bool
+    processes: int
+
+
+def _measure(
+    console: Console, name: str, mixes: list[Mix], plan: Plan, rows: list[dict[str, Any]], keep: Callable[[], None]
+) -> None:
+    """Append a row for each mix as soon as there are figures; `keep` is called after every change."""
     adapter = load_adapter(name)
-    rows = []
+    with Together(name, plan.processes, evidence=plan.evidence) as together:
+        for mix in mixes:
+            console.print(f"measuring {mix.name} on {name}: {mix.summary}", markup=False, highlight=False)
+            measured = measure(
+                mix,
+                adapter,
+                pick_device(adapter),
+                evidence=plan.evidence,
+                cases=plan.cases or DEFAULT_CASES[mix.name],
+                runs=plan.runs,
+                seconds=plan.seconds,
+                loops=plan.loops,
+            )
+            rows.append(measured.to_json())
+            keep()
+            if plan.processes > 1:
+                shared = together.measure(mix.name, runs=plan.runs, seconds=min(5.0, plan.seconds))
+                rows[-1] = dataclasses.replace(measured, shared=shared, processes=plan.processes).to_json()
+                keep()
+
+
+def _growth(name: str, evidence: str, limit: float, rows: list[dict[str, Any]], keep: Callable[[], None]) -> None:
+    adapter = load_adapter(name)
     for row in measure_growth(adapter, pick_device(adapter), evidence=evidence, seconds=limit):
         rows.append({"adapter": name, **row})
-    print_stages(console, [(f"{row['axis']} {row['value']}", row["milliseconds"]) for row in rows])
-    return rows
+        keep()
+
+
+def _label(row: dict[str, Any]) -> str:
+    return f"{row['axis']} {row['value']}  {row['adapter']}"
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    except OSError as problem:
-        raise UsageError(f"cannot write {path}: {problem.strerror}.") from None
+    replace_text(path, json.dumps(body, indent=1) + "\n")

@@ -20,7 +20,6 @@ from harness.bench.growth import AXES, growth, growth_case
 from harness.bench.measure import Measurement, Series, measure, stage_seconds
 from harness.bench.mixes import MIXES, Mix, chosen_mixes
 from harness.bench.rendering import key, print_measurements, read_baseline
-from harness.bench.shared import measure_shared
 from harness.bench.straight import eager_reference, straight_batch, straight_check
 from harness.cli.main import app, register
 from harness.errors import UsageError
@@ -84,6 +83,10 @@ def test_of_wall_is_what_kernel_and_golden_leave_of_a_cases_time() -> None:
     measured = Measurement("m", "a", "bound", "cpu", 1, Series((2.0, 1.0, 4.0)), 0.0, seconds)
     assert measured.wall_share == pytest.approx(0.4)  # 0.3 of the 0.5 s that a case takes at the median rate
     assert dataclasses.replace(measured, rate=Series((5.0,))).wall_share == 0.0, "they take longer alone"
+    assert measured.to_json()["shared_wall_share"] is None
+    together = dataclasses.replace(measured, shared=Series((2.5, 1.0, 3.0)), processes=4)
+    assert together.to_json()["shared_wall_share"] == pytest.approx(0.25)  # 0.3 of 0.4 s
+    assert dataclasses.replace(together, shared=Series((5.0,))).shared_wall_share == 0.0
 
 
 def test_stages_add_up() -> None:
@@ -174,13 +177,6 @@ def test_growth_varies_one_axis_at_a_time() -> None:
     assert first["milliseconds"]["golden"] > 0
 
 
-def test_processes_together() -> None:
-    series = measure_shared("short", ADAPTER, 2, runs=1, seconds=0.5)
-    assert len(series.rates) == 1
-    with pytest.raises(UsageError, match="ended before its time"):
-        measure_shared("short", "no-such-adapter", 1, runs=1, seconds=0.5)
-
-
 def invoke(*arguments: str) -> Any:
     register("bench")
     return CliRunner().invoke(app, ["bench", *arguments])
@@ -200,7 +196,7 @@ def test_the_command_writes_what_it_can_compare_with(tmp_path: Path) -> None:
     assert "x baseline" in again.output
     for output in (first.output, again.output):
         assert "peak" not in output, "a CPU has no peak to tell"
-        assert "together" not in output, "one process was measured"
+        assert "together" not in output, "one process was measured"  # no column and no word in the legend
         assert "harness share: of the stages' sum" in output
     body["measurements"][0]["mix"] = "another"
     path.write_text(json.dumps(body), encoding="utf-8")
