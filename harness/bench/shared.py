@@ -34,7 +34,6 @@ from harness.judging.kept import forget
 from harness.record import RecordWriter
 from harness.running.nursery import die_with_parent
 from harness.running.options import RunOptions
-from harness.running.sharing import share_device
 from harness.running.together import MOST_CASES
 from harness.verdict import Verdict
 
@@ -85,7 +84,7 @@ class Together:
     def _start(self) -> None:
         # The records are removed here: a process that is killed removes nothing.
         self._folder = TemporaryDirectory()
-        words = [self.adapter, self.evidence, str(self.processes), self._folder.name, str(os.getpid())]
+        words = [self.adapter, self.evidence, self._folder.name, str(os.getpid())]
         for index in range(self.processes):
             self.members.append(
                 subprocess.Popen(
@@ -132,9 +131,7 @@ class Together:
         return UsageError(f"{who} with code {code}; its last words stand above.")
 
 
-def member(
-    spec: str, evidence: str, processes: int, folder: Path, index: int, requests: TextIO, answers: TextIO
-) -> None:
+def member(spec: str, evidence: str, folder: Path, index: int, requests: TextIO, answers: TextIO) -> None:
     """One process: answer the lines of `requests` until they end."""
     from harness.adapters.registry import load_adapter
     from harness.running.worker import pick_device
@@ -144,7 +141,6 @@ def member(
         answers.flush()
 
     try:
-        share_device(processes)
         adapter = load_adapter(spec)
         device = pick_device(adapter)
         options = RunOptions(evidence=evidence, explain=False, rerun=False)
@@ -168,7 +164,7 @@ def member(
                 answer({"ready": True})
             elif "seconds" in request:
                 done, start = 0, time.perf_counter()
-                while time.perf_counter() - start < request["seconds"]:
+                while not done or time.perf_counter() - start < request["seconds"]:
                     done += examine()
                 answer({"rate": done / (time.perf_counter() - start)})
             else:
@@ -180,12 +176,12 @@ def member(
 
 
 def main() -> None:
-    spec, evidence, processes, folder, parent, index = sys.argv[1:]
+    spec, evidence, folder, parent, index = sys.argv[1:]
     die_with_parent(int(parent))  # in a window, or in a kernel that does not return, nobody sees standard input end
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no answer
     torch.set_num_threads(1)
-    member(spec, evidence, int(processes), Path(folder), int(index), sys.stdin, answers)
+    member(spec, evidence, Path(folder), int(index), sys.stdin, answers)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -15,8 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.bench import shared as module
+from harness.bench.measure import run_cases
 from harness.bench.mixes import MIXES, Mix
-from harness.bench.shared import Together
+from harness.bench.shared import SEEDS_APART, Together, member
 from harness.cli import bench as command
 from harness.cli.main import app, register
 from harness.errors import UsageError
@@ -70,14 +72,14 @@ def test_processes_are_started_once_for_all_mixes(
     monkeypatch.setattr(command, "Together", Watched)
     monkeypatch.setattr(command, "replace_text", write)
     path = tmp_path / "bench.json"
-    ran = invoke("-m", "short", "-m", "serving", *SMALL, "--output", str(path))
+    ran = invoke("-m", "short", "-m", "short", *SMALL, "--output", str(path))  # of full size in the processes
     assert ran.exit_code == 0, ran.output
     assert len(started) == 2
-    assert all(member.returncode == -signal.SIGKILL for member in started), "ended, and waited for"
+    assert all(process.returncode == -signal.SIGKILL for process in started), "ended, and waited for"
     window = {"seconds": 0.2}
-    assert asked == [{"mix": "short"}, window, {"rest": True}, {"mix": "serving"}, window, {"rest": True}]
-    alone, together = [("short", 1)], [("short", 2)]
-    assert written[:4] == [alone, together, [*together, ("serving", 1)], [*together, ("serving", 2)]]
+    assert asked == [{"mix": "short"}, window, {"rest": True}] * 2
+    alone, together = ("short", 1), ("short", 2)
+    assert written[:4] == [[alone], [together], [together, alone], [together, together]]
     rows = json.loads(path.read_text(encoding="utf-8"))["measurements"]
     for row in rows:
         left = (
@@ -87,9 +89,29 @@ def test_processes_are_started_once_for_all_mixes(
             * (row["shared_cases_per_second"]["median"])
         )
         assert row["shared_wall_share"] == pytest.approx(max(0.0, left))
-    # The processes' own mixes are of full size.
-    assert rows[0]["shared_cases_per_second"]["median"] > rows[1]["shared_cases_per_second"]["median"]
     assert ran.output.count("of wall together") == 2, "a column and its meaning"
+
+
+def test_a_process_examines_what_it_is_asked_for(
+    small_mixes: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def run(cases: list[Any], *arguments: Any) -> Any:
+        seen.extend(case.id for case in cases)
+        return run_cases(cases, *arguments)
+
+    monkeypatch.setattr(module, "run_cases", run)
+    monkeypatch.setattr(module, "forget", lambda: seen.append("forgotten"))
+    lines = [{"mix": "short"}, {"seconds": 1e-9}, {"rest": True}, {"mix": "serving"}, {"seconds": 1e-9}]
+    answers = io.StringIO()
+    member(ADAPTER, "bound", tmp_path, 1, io.StringIO("".join(json.dumps(line) + "\n" for line in lines)), answers)
+    ready, first, rested, ready_again, second = map(json.loads, answers.getvalue().splitlines())
+    assert ready == rested == ready_again == {"ready": True}
+    assert first["rate"] > 0
+    assert second["rate"] > 0
+    wanted = [MIXES[name].case(2 * SEEDS_APART + number).id for name in ("short", "serving") for number in (0, 1)]
+    assert seen == [*wanted[:2], "forgotten", *wanted[2:]]
 
 
 def test_a_killed_process_is_told_and_the_others_end() -> None:
@@ -110,8 +132,8 @@ def test_a_process_says_itself_why_it_cannot(capfd: pytest.CaptureFixture[str]) 
     with Together("no-such-adapter", 1) as together:
         with pytest.raises(UsageError, match="no-such-adapter"):
             together.measure("short", runs=1, seconds=0.1)
-        (member,) = together.members
-    assert not is_alive(member.pid)
+        (process,) = together.members
+    assert not is_alive(process.pid)
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
