@@ -11,17 +11,20 @@ or the sink if there is one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase
-from references.moments import MomentSums, RowMoments, grown, summed
+from references.by_rows import row_slices
+from references.fused_passes import passes_on
+from references.moments import MomentSums, RowMoments, grown, row_moments, summed
+from references.passes import LOWEST, Chunk
 from references.tiles import Bucket, BucketIndex, Plan, make_plan
-from references.visibility import visible_mask
-from references.weights import weights
 
 CHUNK_SCORES = 1 << 27  # scores in flight: 1 GiB of fp64, three such arrays
 BYTES_PER_SCORE = 1 << 10  # at most one score in flight for so many bytes that a GPU has
@@ -38,6 +41,15 @@ class GoldenOutput:
     lse: Tensor
     moments: RowMoments | None = None
 
+    @staticmethod
+    def joined(parts: Sequence[GoldenOutput]) -> GoldenOutput:
+        """Of the rows of all parts, which have moments or have none."""
+        if len(parts) == 1:
+            return parts[0]
+        moments = [part.moments for part in parts if part.moments is not None]
+        out, lse = (torch.cat([getattr(part, name) for part in parts]) for name in ("out", "lse"))
+        return GoldenOutput(out, lse, RowMoments.joined(moments) if moments else None)
+
 
 def golden_attention(
     case: AttentionCase, data: LogicalData, *, moments: bool = False, plan: Plan | None = None
@@ -51,11 +63,16 @@ def golden_attention(
     most = _most_scores(device)
     plan = plan_golden(case, device, moments=moments) if plan is None else plan
     indices, place = plan.on(device, case.num_qo_heads)
-    parts = [_bucket(case, data, *each, most, moments) for each in zip(plan.buckets, indices, strict=True)]
-    scalars = _joined([part.scalars for part in parts], place)
-    vectors = [_joined(list(each), place) for each in zip(*(part.vectors for part in parts), strict=True)]
-    rows = RowMoments(*scalars.unbind(-1)[1:], *vectors[1:]) if moments else None
-    return GoldenOutput(vectors[0], scalars[..., 0], rows)
+    scaled = replace(data, q=data.q.double() * (case.scale * case.k_scale))
+    parts = [_bucket(case, scaled, *each, most, moments) for each in zip(plan.buckets, indices, strict=True)]
+    sums = _Sums.joined(parts)
+    q_norm = scaled.q.norm(dim=-1, keepdim=True) if moments else None
+    return GoldenOutput.joined(
+        [
+            _finished(case, data.sinks, sums.at(place[at]), None if q_norm is None else q_norm[at])
+            for at in row_slices(scaled.q)
+        ]
+    )
 
 
 def plan_golden(case: AttentionCase, device: torch.device, *, moments: bool = False) -> Plan:
@@ -80,67 +97,119 @@ def _capped(case: AttentionCase, s: Tensor) -> Tensor:
     return s if cap is None else cap * torch.tanh(s / cap)
 
 
+class _Sums(NamedTuple):
+    """What the keys of a row add up to, weights being exp(s - the row's largest score); ... are the rows.
+
+    scalars: fp64 [..., 3 or more]: largest score, sum of weights of the prefix and of the new keys, those of MomentSums
+    leg, rest: fp64 [..., dv], or [..., 2 dv] where p @ v^2 is made in one product with p @ v: of prefix and new keys
+    linear, square: p @ v^2 if not there, and p^2 @ [v, v^2]; None without moments
+    """
+
+    scalars: Tensor
+    leg: Tensor
+    rest: Tensor
+    linear: Tensor | None
+    square: Tensor | None
+
+    def of(self, change: Callable[[Tensor], Tensor]) -> _Sums:
+        """Every tensor changed in the same way."""
+        optional = (None if each is None else change(each) for each in (self.linear, self.square))
+        return _Sums(change(self.scalars), change(self.leg), change(self.rest), *optional)
+
+    def at(self, place: Tensor) -> _Sums:
+        """The rows at int64 places, of any shape."""
+        return self.of(lambda each: each[place])
+
+    @staticmethod
+    def joined(parts: Sequence[_Sums]) -> _Sums:
+        """The rows of all parts, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        scalars, leg, rest, linear, square = zip(*parts, strict=True)
+        optional = (None if each[0] is None else torch.cat(each) for each in (linear, square))
+        return _Sums(torch.cat(scalars), torch.cat(leg), torch.cat(rest), *optional)
+
+
 def _bucket(
     case: AttentionCase, data: LogicalData, bucket: Bucket, index: BucketIndex, most: int, moments: bool
-) -> _Part:
-    """lse and out, and the fields of RowMoments (if asked for), of a bucket's padded rows, keys streamed."""
+) -> _Sums:
+    """Of a bucket's padded rows [B * Hq * R], keys streamed; data.q: fp64, scaled."""
     batch, rows = index.rows.shape
     hkv, group = case.num_kv_heads, case.group_size
     # [B, Hkv, 1, G * R, d]: the heads of a group and the rows of a tile meet the same keys.
-    q = data.q[index.rows].double().view(batch, rows, hkv, group, -1).permute(0, 2, 3, 1, 4)
-    q = q.reshape(batch, hkv, 1, group * rows, -1) * (case.scale * case.k_scale)
-    top = leg = rest = keep = None
-    sums = MomentSums(case, q) if moments else None
+    q = data.q[index.rows].view(batch, rows, hkv, group, -1).permute(0, 2, 3, 1, 4)
+    q = q.reshape(batch, hkv, 1, group * rows, -1)
     split = SPLIT_KEYS if on_gpu(q.device) else None
     fused = moments and on_gpu(q.device)  # p @ [v, v^2] as one product, p^2 in fp64
+    passes = passes_on(q.device)
+    running = MomentSums() if moments else None
+    top = keep = leg = rest = None
     for begin, end in bucket.chunks(max(1, most // (batch * rows * case.num_qo_heads)), split):
-        gather, key = index.keys(begin, end, bucket.prefix)
-        splits = bucket.splits(begin, end, split)
-        shape = (batch, hkv, splits, -1)  # and d
-        k = _gathered(data.k, gather).view(*shape, case.head_dim_qk)
-        values = _gathered(data.v, gather, squares=fused).view(*shape, case.head_dim_vo * (2 if fused else 1))
+        chunk = Chunk(bucket, index, begin, end, bucket.splits(begin, end, split))
+        keys = passes.gather(chunk, data, squares=fused, sizes=moments)
+        k, values = (each.view(batch, hkv, chunk.splits, -1, each.shape[-1]) for each in (keys.k, keys.values))
         s = _capped(case, torch.matmul(q, k.transpose(-2, -1)))
-        if not bucket.is_open(begin, end):
-            mask = visible_mask(index.first, index.last, key[:, None]).view(batch, rows, splits, -1).transpose(1, 2)
-            s.view(batch, hkv, splits, group, rows, -1).masked_fill_(~mask[:, None, :, None], -torch.inf)
-        new_top = s.amax((2, 4), keepdim=True)
-        if top is not None:
-            new_top = torch.maximum(top, new_top)
-        shift = new_top.clamp(min=torch.finfo(torch.float64).min)  # a row with no key yet: exp(-inf), not NaN
-        if top is not None:
-            keep = torch.exp(top - shift)  # what earlier sums shrink by
-        top = new_top
-        if sums is not None:
-            sums.look(s, k, values[..., : case.head_dim_vo])
-        cut = min(max(bucket.prefix - begin, 0), end - begin) // splits  # all or none, if there are several
-        w = weights(s, shift, cut, squares=fused)
-        leg = grown(leg, keep, _weighted(w.p[..., :cut], values[..., :cut, :], w.leg))
-        rest = grown(rest, keep, _weighted(w.p[..., cut:], values[..., cut:, :], w.rest))
-        if sums is not None:
-            sums.add(w, keep, values)
+        peaks = passes.peaks(s, chunk, sizes=moments and case.logits_soft_cap is not None)
+        if top is None:
+            top = peaks.top
+        else:
+            before, top = top, torch.maximum(top, peaks.top)
+            keep = torch.exp(before - top.clamp(min=LOWEST))  # what earlier sums shrink by
+        w = passes.weigh(s, top, chunk, squares=fused)
+        leg = _grown(leg, keep, _weighted(w.p[..., : chunk.cut], values[..., : chunk.cut, :], w.leg))
+        rest = _grown(rest, keep, _weighted(w.p[..., chunk.cut :], values[..., chunk.cut :, :], w.rest))
+        if running is not None:
+            running.add(w, keep, keys, values, peaks.size)
     assert top is not None
     assert leg is not None
     assert rest is not None
-    both = leg + rest
-    acc, total = both[..., : case.head_dim_vo], both[..., -1:]
-    if sums is not None and fused:
-        sums.linear = both[..., case.head_dim_vo : -1]
+    of_moments: list[Tensor] = []
+    linear = square = None
+    if running is not None:
+        of_moments, linear, square = running.found(top)
+    scalars = torch.cat([top, leg[1], rest[1], *of_moments], -1)
+    return _Sums(scalars, leg[0], rest[0], linear, square).of(lambda each: each.flatten(0, 3))
+
+
+def _weighted(p: Tensor, values: Tensor, total: Tensor | None) -> tuple[Tensor, Tensor]:
+    """sum p values over the keys of all splits [B, Hkv, 1, G * R, dv], and sum p."""
+    if total is None:
+        both = summed(torch.matmul(p, torch.nn.functional.pad(values, (0, 1), value=1.0)))
+        return both[..., :-1], both[..., -1:]
+    return summed(torch.matmul(p, values)), summed(total)
+
+
+def _grown(old: tuple[Tensor, Tensor] | None, keep: Tensor | None, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return new if old is None else (grown(old[0], keep, new[0]), grown(old[1], keep, new[1]))
+
+
+def _finished(case: AttentionCase, sinks: Tensor | None, sums: _Sums, q_norm: Tensor | None) -> GoldenOutput:
+    """Of rows [total_q, Hq, ..]: divided by their total. q_norm [total_q, Hq, 1]: |q|, scaled, if moments are asked
+    for."""
+    top, of_leg, of_rest, *of_moments = torch.split(sums.scalars, 1, -1)
+    total = of_leg + of_rest
     lse = top + torch.log(total)
     mass = (total > 0).double()
-    if data.sinks is not None:
-        sinks = data.sinks.double().view(hkv, group, 1).expand(-1, -1, rows).reshape(hkv, 1, group * rows, 1)
-        with_sink = torch.logaddexp(lse, sinks)
+    if sinks is not None:
+        with_sink = torch.logaddexp(lse, sinks.double()[:, None])
         mass = torch.exp(lse - with_sink).nan_to_num(0.0)
         lse = with_sink
+    dv = case.head_dim_vo
     weight = torch.where(total > 0, mass / total, 0.0) * case.v_scale
-    of_prefix = leg[..., : case.head_dim_vo] * weight
-    return _Part(
-        scalars=torch.cat([lse, *([] if sums is None else sums.scalars(top, lse, mass))], -1).flatten(0, 3),
-        vectors=[
-            vector.flatten(0, 3)
-            for vector in (acc * weight, *([] if sums is None else [*sums.vectors(top, lse), of_prefix]))
-        ],
-    )
+    both = sums.leg + sums.rest
+    moments = None
+    if q_norm is not None and sums.square is not None:
+        moments = row_moments(
+            case,
+            q_norm,
+            of_moments,
+            both[..., dv:] if sums.linear is None else sums.linear,
+            sums.square,
+            mass=mass,
+            scale=torch.exp(top - lse).nan_to_num(0.0),  # the weight of the largest score; 0 where there is none
+            leg=sums.leg[..., :dv] * weight,
+        )
+    return GoldenOutput(both[..., :dv] * weight, lse.squeeze(-1), moments)
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -158,23 +227,3 @@ def _gathered(rows: Tensor, gather: Tensor, *, squares: bool = False) -> Tensor:
     value.copy_(found)
     torch.mul(value, value, out=square)
     return both
-
-
-def _weighted(p: Tensor, values: Tensor, total: Tensor | None) -> Tensor:
-    """sum p values over the keys of all splits, and sum p as a last column: [B, Hkv, 1, G * R, dv + 1]."""
-    if total is None:
-        return summed(torch.matmul(p, torch.nn.functional.pad(values, (0, 1), value=1.0)))
-    return summed(torch.cat([torch.matmul(p, values), total], -1))
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a bucket gives, a row for each of its B * Hq * R (query head, row): fp64 [n, 1 or 7] and [n, dv] each."""
-
-    scalars: Tensor
-    vectors: list[Tensor]
-
-
-def _joined(parts: list[Tensor], place: Tensor) -> Tensor:
-    """Rows [total_q, Hq, ..] out of those of all buckets, one after another."""
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[place]

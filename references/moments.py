@@ -8,13 +8,14 @@ run in fp32 on a CPU, and `CANCELLATION` covers what the expansion loses by that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cases.schema import AttentionCase
-from references.weights import Weights
+from references.passes import Keys, Weights
 
 CANCELLATION = 2.0**-18  # of the sum of magnitudes: fp32 products summed over up to 2^20 keys, pairwise
 
@@ -45,6 +46,12 @@ class RowMoments:
         """Those of some rows."""
         return RowMoments(*(getattr(self, name)[rows] for name in RowMoments.__dataclass_fields__))
 
+    @staticmethod
+    def joined(parts: Sequence[RowMoments]) -> RowMoments:
+        """Of the rows of all parts."""
+        names = RowMoments.__dataclass_fields__
+        return RowMoments(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
     def spread(self, out: Tensor) -> Tensor:
         """An upper bound of sum p |v - out|, fp64 [total_q, Hq, Dvo]."""
         return self.squared_deviation(out * out).sqrt_()
@@ -72,33 +79,23 @@ class RowMoments:
 
 
 class MomentSums:
-    """Running sums for a batch of tiles, in the layout of the golden pass: s and p [B, Hkv, splits, G * R, keys], sums
-    [B, Hkv, 1, G * R, ...].
+    """Running sums for a batch of tiles, in the layout of the golden pass: p [B, Hkv, splits, G * R, columns], sums
+    [B, Hkv, 1, G * R, ..], weights being exp(s - the row's largest score so far)."""
 
-    q: fp64 [B, Hkv, 1, G * R, d], times the scale of the scores.
-    """
-
-    def __init__(self, case: AttentionCase, q: Tensor) -> None:
-        self._case = case
-        self._q_norm = q.norm(dim=-1, keepdim=True)
+    def __init__(self) -> None:
         self._p2: Tensor | None = None
-        self._score_max: Tensor | None = None
-        self._k_norm: Tensor | None = None
-        self._v_max: Tensor | None = None
-        self.linear: Tensor | None = None
+        self._sizes: list[Tensor] = []
+        self._linear: Tensor | None = None
         self._square: Tensor | None = None
 
-    def look(self, s: Tensor, k: Tensor, v: Tensor) -> None:
-        """Sizes in one chunk: capped scores s (-inf where masked), k and v fp64 [B, Hkv, splits, keys, d]."""
-        self._k_norm = _larger(self._k_norm, k.norm(dim=-1).amax((2, 3))[..., None, None, None])
-        self._v_max = _larger(self._v_max, v.abs().amax((2, 3, 4))[..., None, None, None])
-        if self._case.logits_soft_cap is not None:
-            size = s.masked_fill(s == -torch.inf, 0.0).abs().amax((2, 4), keepdim=True)
-            self._score_max = _larger(self._score_max, size)
-
-    def add(self, w: Weights, keep: Tensor | None, values: Tensor) -> None:
-        """One chunk of keys: earlier sums shrink by keep [.., 1]. values: v, or with w.p_squared [v, v^2]; then p @ v^2
-        comes from elsewhere (`linear`). Without, products are of fp32, which on a CPU take half the time."""
+    def add(self, w: Weights, keep: Tensor | None, keys: Keys, values: Tensor, size: Tensor | None) -> None:
+        """One chunk of keys: earlier sums shrink by keep [.., 1]. values [B, Hkv, splits, columns, ..]: v, or with
+        w.p_squared [v, v^2]; then p @ v^2 comes from elsewhere. Without, products are of fp32, which on a CPU take half
+        the time. size: the largest capped |s| [.., 1]."""
+        assert keys.k_norm is not None
+        assert keys.v_max is not None
+        sizes = [each[..., None, None, None] for each in (keys.k_norm, keys.v_max)] + ([] if size is None else [size])
+        self._sizes = list(map(torch.maximum, self._sizes, sizes)) if self._sizes else sizes
         squared = None if keep is None else keep * keep
         if w.p_squared is not None and w.p2 is not None:
             self._square = grown(self._square, squared, summed(torch.matmul(w.p_squared, values)))
@@ -108,36 +105,49 @@ class MomentSums:
         squares = v * v
         p = w.p.float()
         linear = summed(torch.matmul(p, squares))
-        self.linear = grown(self.linear, None if keep is None else keep.float(), linear)
+        self._linear = grown(self._linear, None if keep is None else keep.float(), linear)
         p_squared = p.square_()
         square = summed(torch.matmul(p_squared, torch.cat([v, squares], -1)))
         self._square = grown(self._square, None if squared is None else squared.float(), square)
         self._p2 = grown(self._p2, squared, summed(p_squared.sum(-1, keepdim=True, dtype=torch.float64)))
 
-    def scalars(self, top: Tensor, lse: Tensor, mass: Tensor) -> list[Tensor]:
-        """The first six fields of RowMoments, [B, Hkv, 1, G * R, 1], normalised by the final LSE; top: the largest
-        score [.., 1]."""
+    def found(self, top: Tensor) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+        """For `row_moments`: sum p^2 and the largest |k|, |v_j| and, capped, |s|, each like top [.., 1]; p @ v^2 if it
+        is made here, and p^2 @ [v, v^2]."""
         assert self._p2 is not None
-        assert self._k_norm is not None
-        assert self._v_max is not None
-        scale = _weight(top, lse)
-        terms = self._q_norm * self._k_norm
-        largest = terms if self._score_max is None else self._score_max
-        v_max = (self._v_max * self._case.v_scale).expand_as(scale)
-        return [mass, self._p2 * (scale * scale), scale, largest, terms, v_max]
+        return [self._p2, *(each.expand_as(top) for each in self._sizes)], self._linear, self._square
 
-    def vectors(self, top: Tensor, lse: Tensor) -> list[Tensor]:
-        """pv2, p2v, p2v2, fp32 [B, Hkv, 1, G * R, dv]."""
-        assert self.linear is not None
-        assert self._square is not None
-        scale, v_scale, dim = _weight(top, lse), self._case.v_scale, self._case.head_dim_vo
-        # In fp64: the scale of a row beside a large sink does not fit fp32.
-        squares = self._square * (scale * scale)
-        return [
-            (self.linear * (scale * v_scale**2)).float(),
-            (squares[..., :dim] * v_scale).float(),
-            (squares[..., dim:] * v_scale**2).float(),
-        ]
+
+def row_moments(
+    case: AttentionCase,
+    q_norm: Tensor,
+    scalars: Sequence[Tensor],
+    linear: Tensor,
+    square: Tensor,
+    *,
+    mass: Tensor,
+    scale: Tensor,
+    leg: Tensor,
+) -> RowMoments:
+    """Of rows [total_q, Hq, ..], from their sums, as in `MomentSums.found`; q_norm, mass, scale [.., 1]: |q| times the
+    scale of scores, sum p, and the weight of the largest score."""
+    p2, k_norm, v_max, *size = scalars
+    terms, v_scale, dim = q_norm * k_norm, case.v_scale, case.head_dim_vo
+    # In fp64: the scale of a row beside a large sink does not fit fp32.
+    scale_squared = scale * scale
+    squares = square * scale_squared
+    return RowMoments(
+        mass=mass.squeeze(-1),
+        p2=(p2 * scale_squared).squeeze(-1),
+        p_max=scale.squeeze(-1),
+        score_max=(size[0] if size else terms).squeeze(-1),
+        score_terms=terms.squeeze(-1),
+        v_max=(v_max * v_scale).squeeze(-1),
+        pv2=(linear * (scale * v_scale**2)).float(),
+        p2v=(squares[..., :dim] * v_scale).float(),
+        p2v2=(squares[..., dim:] * v_scale**2).float(),
+        leg=leg,
+    )
 
 
 def grown(old: Tensor | None, keep: Tensor | None, new: Tensor) -> Tensor:
@@ -148,12 +158,3 @@ def grown(old: Tensor | None, keep: Tensor | None, new: Tensor) -> Tensor:
 def summed(x: Tensor) -> Tensor:
     """Over the splits of a chunk, dimension 2."""
     return x if x.shape[2] == 1 else x.sum(2, keepdim=True)
-
-
-def _larger(old: Tensor | None, new: Tensor) -> Tensor:
-    return new if old is None else torch.maximum(old, new)
-
-
-def _weight(top: Tensor, lse: Tensor) -> Tensor:
-    """The weight of the largest score; 0 where there is none."""
-    return torch.exp(top - lse).nan_to_num(0.0)

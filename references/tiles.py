@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,33 +22,32 @@ from references.visibility import visible_interval
 
 Ints = NDArray[np.int64]
 ROWS = 128  # of a tile: keys under the diagonal and left of a window are then mostly not computed
-# What a batch of tiles costs beside its arithmetic, in scores: about ninety kernel launches, or calls.
+# What a batch of tiles costs beside its arithmetic, in scores: launches of kernels, or calls.
 OVERHEAD_SCORES = {"cpu": 1 << 16, "cuda": 1 << 24}
 SPLIT_FROM = 8  # splits: fewer are not worth another pass
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Rows row .. row+rows-1 of the packed queries, over packed keys.
+class Tiles(NamedTuple):
+    """Of each tile int64 [n]: rows row .. row+rows-1 of the packed queries, over packed keys.
 
     The keys low..middle are those of the cached prefix and middle..high the new ones, or, where legs are not told
     apart, low..high and none. `open_from`, `open_to`: the keys that all of its rows see.
     """
 
-    row: int
-    rows: int
-    low: int
-    middle: int
-    high: int
-    open_from: int
-    open_to: int
+    row: Ints
+    rows: Ints
+    low: Ints
+    middle: Ints
+    high: Ints
+    open_from: Ints
+    open_to: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Tiles that are computed as one batch, padded to `rows` rows and `prefix` + `new` key columns."""
 
-    tiles: tuple[Tile, ...]
+    tiles: Tiles
     rows: int
     prefix: int
     new: int
@@ -76,40 +76,46 @@ class Bucket:
         """Every column begin..end is a key that every row of its tile sees."""
         if begin < self.prefix < end:
             return False
-        for tile in self.tiles:
-            first, limit = (tile.low, tile.middle) if begin < self.prefix else (tile.middle - self.prefix, tile.high)
-            if first + end > limit or first + begin < tile.open_from or first + end > tile.open_to:
-                return False
-        return True
+        tiles = self.tiles
+        first, limit = (tiles.low, tiles.middle) if begin < self.prefix else (tiles.middle - self.prefix, tiles.high)
+        return bool(
+            np.all((first + end <= limit) & (first + begin >= tiles.open_from) & (first + end <= tiles.open_to))
+        )
 
 
 def make_buckets(
-    case: AttentionCase, first: Tensor, last: Tensor, *, split_legs: bool, most_scores: int, device: str
+    case: AttentionCase, first: Ints, last: Ints, *, split_legs: bool, most_scores: int, device: str
 ) -> list[Bucket]:
-    """Buckets that cover every row once. first, last: CPU int64 [total_q], the visible interval of each row, by
-    position in its request. A bucket holds at most `most_scores` scores per pass over its keys, one tile apart, and
-    pads its tiles by less than another bucket would cost."""
-    rows = min(ROWS, max(1, most_scores // case.num_qo_heads))
-    tiles = sorted(_tiles(case, first, last, split_legs, rows), key=lambda t: (t.high - t.low, t.rows), reverse=True)
+    """Buckets that cover every row once. first, last: [total_q], the visible interval of each row, by position in its
+    request. A bucket holds at most `most_scores` scores per pass over its keys, one tile apart, and pads its tiles by
+    less than another bucket would cost."""
+    tiles = _tiles(case, first, last, split_legs, min(ROWS, max(1, most_scores // case.num_qo_heads)))
+    order = np.lexsort((-tiles.rows, tiles.low - tiles.high))
+    tiles = Tiles(*(each[order] for each in tiles))
     overhead = OVERHEAD_SCORES.get(device, OVERHEAD_SCORES["cuda"]) // case.num_qo_heads
     most = most_scores // case.num_qo_heads
     buckets: list[Bucket] = []
-    own = 0  # scores of the last bucket's tiles without padding
-    for tile in tiles:
-        scores = tile.rows * (tile.high - tile.low)
-        grown = _with(buckets[-1], tile) if buckets else None
-        if grown is not None and _area(grown) <= min(most, own + scores + overhead):
-            buckets[-1] = grown
-            own += scores
+    begin = own = rows = prefix = new = 0  # of the last bucket; own: scores per head of its tiles without padding
+
+    def close(end: int) -> None:
+        if end > begin:
+            buckets.append(Bucket(Tiles(*(each[begin:end] for each in tiles)), rows, prefix, new))
+
+    shapes = (tiles.rows, tiles.middle - tiles.low, tiles.high - tiles.middle)
+    for at, (of_tile, of_prefix, of_new) in enumerate(zip(*(each.tolist() for each in shapes), strict=True)):
+        scores = of_tile * (of_prefix + of_new)
+        grown = max(rows, of_tile), max(prefix, of_prefix), max(new, of_new)
+        padded = (at + 1 - begin) * grown[0] * (grown[1] + grown[2])
+        if at > begin and padded <= min(most, own + scores + overhead):
+            (rows, prefix, new), own = grown, own + scores
             continue
-        buckets.append(Bucket((tile,), tile.rows, tile.middle - tile.low, tile.high - tile.middle))
-        own = scores
+        close(at)
+        begin, own, (rows, prefix, new) = at, scores, (of_tile, of_prefix, of_new)
+    close(len(tiles.row))
     return buckets
 
 
-def _tiles(case: AttentionCase, first: Tensor, last: Tensor, split_legs: bool, rows: int) -> list[Tile]:
-    if not case.total_q:
-        return []
+def _tiles(case: AttentionCase, first: Ints, last: Ints, split_legs: bool, rows: int) -> Tiles:
     extend_lens, prefix_lens, kv_lens = (
         np.array([getattr(r, name) for r in case.requests], dtype=np.int64)
         for name in ("extend_len", "prefix_len", "kv_len")
@@ -119,26 +125,11 @@ def _tiles(case: AttentionCase, first: Tensor, last: Tensor, split_legs: bool, r
     turn = np.arange(len(request)) - np.repeat(np.cumsum(counts) - counts, counts)
     row = (np.cumsum(extend_lens) - extend_lens)[request] + turn * rows
     of_tile = np.minimum(extend_lens[request] - turn * rows, rows)
-    begins, ends, start = first.numpy(), last.numpy(), (np.cumsum(kv_lens) - kv_lens)[request]
-    low, high = np.minimum.reduceat(begins, row), np.maximum.reduceat(ends, row)
+    start = (np.cumsum(kv_lens) - kv_lens)[request]
+    low, high = np.minimum.reduceat(first, row), np.maximum.reduceat(last, row)
     middle = np.clip(prefix_lens[request], low, np.maximum(low, high)) if split_legs else high
-    open_from, open_to = np.maximum.reduceat(begins, row), np.minimum.reduceat(ends, row)
-    columns = (row, of_tile, *(start + each for each in (low, middle, high, open_from, open_to)))
-    return [Tile(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-def _with(bucket: Bucket, tile: Tile) -> Bucket:
-    return Bucket(
-        (*bucket.tiles, tile),
-        max(bucket.rows, tile.rows),
-        max(bucket.prefix, tile.middle - tile.low),
-        max(bucket.new, tile.high - tile.middle),
-    )
-
-
-def _area(bucket: Bucket) -> int:
-    """Scores per query head."""
-    return len(bucket.tiles) * bucket.rows * (bucket.prefix + bucket.new)
+    open_from, open_to = np.maximum.reduceat(first, row), np.minimum.reduceat(last, row)
+    return Tiles(row, of_tile, *(start + each for each in (low, middle, high, open_from, open_to)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +147,6 @@ class BucketIndex:
     low: Tensor
     middle: Tensor
     high: Tensor
-
-    def keys(self, begin: int, end: int, prefix: int) -> tuple[Tensor, Tensor]:
-        """Packed keys int64 [B, columns] of columns begin..end (padding repeats the tile's first key), and the
-        same with -1 for padding."""
-        column = torch.arange(begin, end, device=self.rows.device)
-        key, limit = self.low + column, self.middle
-        if end > prefix:
-            in_new = column >= prefix
-            key = torch.where(in_new, self.middle - prefix + column, key)
-            limit = torch.where(in_new, self.high, self.middle)
-        inside = key < limit
-        return torch.where(inside, key, self.low), torch.where(inside, key, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +168,7 @@ class Plan:
         pieces = iter(torch.split(packed, self.parts))
         indices = []
         for bucket in self.buckets:
-            shape = (len(bucket.tiles), bucket.rows)
+            shape = (len(bucket.tiles.row), bucket.rows)
             padded_rows, begin, end = (next(pieces).view(shape) for _ in range(3))
             low, middle, high = next(pieces).view(3, -1, 1).unbind(0)
             indices.append(BucketIndex(padded_rows, begin, end, low, middle, high))
@@ -199,20 +178,21 @@ class Plan:
 
 def make_plan(case: AttentionCase, *, split_legs: bool, most_scores: int, device: str) -> Plan:
     """For a device of that type; `most_scores` as in `make_buckets`."""
-    first, last = visible_interval(case, query_rows(case, "cpu"))
+    first, last = (each.numpy() for each in visible_interval(case, query_rows(case, "cpu")))
     buckets = make_buckets(case, first, last, split_legs=split_legs, most_scores=most_scores, device=device)
     parts: list[Ints] = []
     place = np.empty((2, case.total_q), dtype=np.int64)
     padded = 0
     starts = _kv_start_of_rows(case)
-    begins, ends = first.numpy() + starts, last.numpy() + starts
+    begins, ends = first + starts, last + starts
     for bucket in buckets:
-        tiles = np.array([(t.row, t.rows, t.low, t.middle, t.high) for t in bucket.tiles], dtype=np.int64)
-        row, count = tiles[:, :1], tiles[:, 1:2]
+        tiles = bucket.tiles
+        row, count = tiles.row[:, None], tiles.rows[:, None]
         local = np.arange(bucket.rows)
         rows, is_row = row + np.minimum(local, count - 1), local < count
-        parts += [rows.ravel(), begins[rows].ravel(), ends[rows].ravel(), tiles[:, 2:].T.ravel()]
-        head_0 = padded + np.arange(len(tiles))[:, None] * (case.num_qo_heads * bucket.rows)
+        parts += [rows.ravel(), begins[rows].ravel(), ends[rows].ravel()]
+        parts.append(np.concatenate([tiles.low, tiles.middle, tiles.high]))
+        head_0 = padded + np.arange(len(row))[:, None] * (case.num_qo_heads * bucket.rows)
         place[0, rows[is_row]] = (head_0 + local)[is_row]
         place[1, rows[is_row]] = bucket.rows
         padded += rows.size * case.num_qo_heads

@@ -36,7 +36,7 @@ MOST_CASES = 32
 # five times as many in fp64, and half as many again are of the group that comes next.
 MOST_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 27}
 _LOOK_AHEAD = {"cuda"}  # devices that compute while the host goes on; elsewhere two groups would only take more memory
-MEMORY_SHARE = 3 << 9  # on a GPU at most one number for so many bytes that it has: sixteen processes may share it
+MEMORY_SHARE = 1 << 10  # on a GPU at most one number for so many bytes that it has: a dozen processes may share it
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,9 @@ MUTANTS = (
     Mutant(
         "softcap after the mask",
         "golden.py",
-        ".masked_fill_(~mask[:, None, :, None], -torch.inf)",
+        "        w = passes.weigh(",
         # cap * tanh(-inf / cap)
-        ".masked_fill_(~mask[:, None, :, None], -(case.logits_soft_cap or torch.inf))",
+        "        s = s.masked_fill(s == -torch.inf, -(case.logits_soft_cap or torch.inf))\n        w = passes.weigh(",
     ),
     Mutant(
         "softcap before the scale",
