@@ -104,7 +104,7 @@ class AttentionCase:
 
     @property
     def total_kv(self) -> int:
-        return sum(r.kv_len for r in self.requests)
+        return sum(map(sum, self.requests))
 
     @property
     def max_extend_len(self) -> int:
@@ -112,7 +112,7 @@ class AttentionCase:
 
     @property
     def max_kv_len(self) -> int:
-        return max(r.kv_len for r in self.requests)
+        return max(map(sum, self.requests))
 
     @property
     def group_size(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cases.errors import CaseError
@@ -54,6 +56,8 @@ def _float(value: int | float) -> float:
 def _requests(value: object, where: str) -> tuple[Request, ...]:
     if not isinstance(value, (list, tuple)) or not value:
         raise CaseError(f"{where} is empty or no list; give at least one [prefix_len, extend_len].")
+    if _plain(value):
+        return tuple(value)
     rows = []
     for i, pair in enumerate(value):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(map(_is_int, pair)):
@@ -64,6 +68,14 @@ def _requests(value: object, where: str) -> tuple[Request, ...]:
             raise CaseError(f"{where}[{i}] is {list(pair)}; a request must stay below 2**31 keys.")
         rows.append(Request(*pair))
     return tuple(rows)
+
+
+def _plain(rows: Sequence[Any]) -> bool:
+    """Whether they are Requests as they should be: in few steps each, as a group that is merged has a thousand."""
+    if set(map(type, rows)) != {Request}:
+        return False
+    lengths = list(chain.from_iterable(rows))
+    return set(map(type, lengths)) == {int} and min(lengths) >= 0 and max(map(sum, rows)) < INT32_LIMIT
 
 
 def normalise(case: AttentionCase) -> None:
@@ -150,9 +162,11 @@ def validate(case: AttentionCase) -> None:
     refuse(case.seed >= 1 << 63, f"seed is {case.seed}; it must be below 2**63.")
     refuse(case.recipe not in RECIPES, f"recipe is {case.recipe!r}; use one of {', '.join(RECIPES)}.")
     _validate_execution(case, refuse)
+    if case.pool_pages is None:
+        return
     owned = sum(pages_owned(r, case.page_size) for r in case.requests)
     refuse(
-        case.pool_pages is not None and case.pool_pages < owned + MIN_SPARE_PAGES,
+        case.pool_pages < owned + MIN_SPARE_PAGES,
         f"pool_pages is {case.pool_pages} but the requests own {owned} pages and {MIN_SPARE_PAGES} must stay "
         f"spare; give {owned + MIN_SPARE_PAGES} or more, or null.",
     )
