@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cases.paging import Paging, host_paging
+from cases.paging import Paging, host_pagings, pages_of
 from cases.pools import filled_pools, scatter, stale_rows
-from cases.ragged import indptr, query_rows, uploaded
+from cases.ragged import Ints, Packed, before, lengths_of, query_rows, ragged_places, split
 from cases.recipes import LogicalData, each_case, make_data
 from cases.schema import AttentionCase, Poison
 
@@ -117,7 +117,7 @@ def build_batches(cases: Sequence[AttentionCase], data: LogicalData, levels: Seq
             data=own,
             k_pool=k_pool,
             v_pool=v_pool,
-            paging=replace(host_paging(case), page_table=place.page_table.view(case.num_requests, -1)),
+            paging=replace(paging, page_table=place.page_table.view(case.num_requests, -1)),
             qo_indptr=place.qo_indptr,
             prefix_lens=place.prefix_lens,
             extend_lens=place.extend_lens,
@@ -125,8 +125,8 @@ def build_batches(cases: Sequence[AttentionCase], data: LogicalData, levels: Seq
             poison=level,
             new_keys=place.new_keys,
         )
-        for case, own, (k_pool, v_pool), place, level in zip(
-            cases, each_case(cases, data), pools, places, levels, strict=True
+        for case, own, (k_pool, v_pool), paging, place, level in zip(
+            cases, each_case(cases, data), pools, host_pagings(tuple(cases)), places, levels, strict=True
         )
     ]
 
@@ -143,34 +143,45 @@ class _Places(NamedTuple):
     extend_lens: Tensor
 
 
-WIDE = 2  # fields of _Places that are int64
-
-
 def _handed_out(cases: tuple[AttentionCase, ...], device: torch.device) -> list[_Places]:
     """The places of each case, by two copies to the device. A batch is its adapter's to write to; what is kept not."""
-    kept = _places(cases)
-    wide = iter(uploaded(device, *(each for places in kept for each in places[:WIDE])))
-    small = iter(uploaded(device, *(each for places in kept for each in places[WIDE:])))
-    given = [_Places(*islice(wide, WIDE), *islice(small, len(places) - WIDE)) for places in kept]
-    if device.type == "cpu":  # nothing was copied
-        return [_Places(*(each.clone() for each in places)) for places in given]
-    return given
+    wide, small = _places(cases, device.type == "cuda")
+    parts = (*wide.on(device), *small.on(device))
+    return [_Places(*parts[at :: len(cases)]) for at in range(len(cases))]
 
 
 @functools.lru_cache(maxsize=2)
-def _places(cases: tuple[AttentionCase, ...]) -> list[_Places]:
-    """On the host. Kept: a case is built once per certificate."""
-    return [_places_of(case) for case in cases]
+def _places(cases: tuple[AttentionCase, ...], pinned: bool) -> tuple[Packed, Packed]:
+    """The int64 fields of _Places and the int32 ones, each field of all cases, on the host. Kept: a case is built once
+    per certificate."""
+    lengths = lengths_of(cases)
+    rows = lengths.of_case(lengths.extend)
+    running = np.cumsum(np.insert(lengths.extend, lengths.first, 0))
+    qo_indptr = running - np.repeat(before(rows), lengths.requests + 1)
+    tables = [paging.page_table.numpy().ravel() for paging in host_pagings(cases)]
+    wide = [part for each in _of_new_rows(cases) for part in split(each, rows)]
+    small = [
+        part
+        for each, sizes in (
+            (qo_indptr, lengths.requests + 1),
+            (lengths.prefix, lengths.requests),
+            (lengths.extend, lengths.requests),
+        )
+        for part in split(each.astype(np.int32), sizes)
+    ]
+    return Packed.of(wide, pinned), Packed.of([*tables, *small], pinned)
 
 
-def _places_of(case: AttentionCase) -> _Places:
-    paging, new = host_paging(case), query_rows(case, "cpu")
-    start = indptr([r.kv_len for r in case.requests], "cpu", torch.int64)
-    prefix_lens, extend_lens = ([getattr(r, name) for r in case.requests] for name in ("prefix_len", "extend_len"))
-    return _Places(
-        paging.slots(new),
-        start[new.request] + new.position,
-        paging.page_table.flatten(),
-        indptr(extend_lens),
-        *(torch.tensor(lens, dtype=torch.int32) for lens in (prefix_lens, extend_lens)),
-    )
+def _of_new_rows(cases: tuple[AttentionCase, ...]) -> tuple[Ints, Ints]:
+    """new_slots and new_keys of the cases one after another."""
+    lengths, pages = lengths_of(cases), pages_of(cases)
+
+    def of_rows(of_requests: Ints) -> Ints:
+        return np.repeat(of_requests, lengths.extend)
+
+    position = ragged_places(lengths.extend)[1] + of_rows(lengths.prefix)
+    page_size = of_rows(pages.page_size)
+    turn, offset = np.divmod(position, page_size)
+    page = pages.page[of_rows(before(pages.owned)) + turn]
+    first_key = before(lengths.kv) - lengths.of_requests(before(lengths.of_case(lengths.kv)))
+    return page * page_size + offset, of_rows(first_key) + position

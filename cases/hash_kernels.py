@@ -10,20 +10,19 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from cases import hash_numpy
-from cases.ragged import uploaded
+from cases.ragged import Ints, before, uploaded
 
 BLOCK = 1024
 MOST_COLUMNS = 256  # of a program: eight rows or more share the loading of their keys
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that `draw` stores
-Ints = NDArray[np.int64]
 
 
 # Four 16-bit uniforms: mean 4 * (2^16-1)/2, variance 4 * (2^32-1)/12.
@@ -76,28 +75,28 @@ def fast_row_keys(stream: int, request: Tensor, position: Tensor) -> Tensor | No
     return out
 
 
-def fast_packed_row_keys(
-    lengths: Ints, first: Ints, numbers: Ints, streams: Ints, device: torch.device
-) -> Tensor | None:
-    """counter_hash.row_keys of packed rows on `device`, or None where there is no faster way.
+def packed_row_keys(
+    lengths: Ints, first: Ints, numbers: Ints, streams: Sequence[Ints], device: torch.device
+) -> list[Tensor]:
+    """counter_hash.row_keys of packed rows on `device`, [sum(lengths)] for each of the streams.
 
     Requests have lengths[i] rows each, from position first[i] on; numbers: each request's number in its case; streams:
     its case's stream key. All int64 [requests], on the host.
     """
     found = kernels() if on_gpu(device) else None
     if found is None:
-        return None
+        made = (hash_numpy.packed_row_keys(lengths, first, numbers, stream) for stream in streams)
+        return [torch.from_numpy(keys).to(device, non_blocking=True) for keys in made]
+    tables = [np.concatenate([before(lengths), first, numbers, stream]) for stream in streams]
+    counts, *on_device = uploaded(device, *map(torch.from_numpy, (lengths, *tables)))
     total = int(lengths.sum())
-    packed = np.stack([np.cumsum(lengths) - lengths, first, numbers, streams, lengths])
-    (table,) = uploaded(device, torch.from_numpy(packed.ravel()))
     # Nothing waits for the device, as the size is given.
-    request = torch.repeat_interleave(
-        torch.arange(len(lengths), device=device), table[4 * len(lengths) :], output_size=total
-    )
-    out = torch.empty(total, dtype=torch.int64, device=device)
-    if total:
-        found.packed_row_keys[(-(-total // BLOCK),)](request, table, out, total, len(lengths), BLOCK)
-    return out
+    request = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts, output_size=total)
+    keys = [torch.empty(total, dtype=torch.int64, device=device) for _ in streams]
+    for table, out in zip(on_device, keys, strict=True):
+        if total:
+            found.packed_row_keys[(-(-total // BLOCK),)](request, table, out, total, len(lengths), BLOCK)
+    return keys
 
 
 @functools.cache

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cases.ragged import Ints, before
+
 CHUNK = 1 << 15  # numbers at a time: two buffers of 256 KiB stay in a core's own cache
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
@@ -62,6 +64,19 @@ def row_keys(stream: int, request: Tensor, position: Tensor) -> Tensor:
     x += position.contiguous().numpy().view(np.uint64) * _STEP
     _mix(x, scratch)
     return torch.from_numpy(x.view(np.int64))
+
+
+def packed_row_keys(lengths: Ints, first: Ints, numbers: Ints, streams: Ints) -> Ints:
+    """counter_hash.row_keys of packed rows, int64 [sum(lengths)]: the arguments of hash_kernels.packed_row_keys."""
+    of_request = numbers.view(np.uint64) * _STEP + streams.view(np.uint64)
+    _mix(of_request, np.empty_like(of_request))
+    of_request += (first - before(lengths)).view(np.uint64) * _STEP
+    x = np.repeat(of_request, lengths)
+    scratch = np.arange(x.size, dtype=np.uint64)
+    scratch *= _STEP
+    x += scratch
+    _mix(x, scratch)
+    return x.view(np.int64)
 
 
 def _bits(rows: Words, counter: Words, x: Words, scratch: Words) -> None:

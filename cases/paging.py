@@ -1,31 +1,29 @@
 """Where the keys lie: the page table of a case, and the slots that nobody may read.
 
-Worked out on the host, in NumPy, whose small steps cost a fifth of torch's.
+Worked out on the host, in NumPy, whose small steps cost a fifth of torch's, for all cases of a group at once.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from cases import counter_hash
-from cases.ragged import Rows
-from cases.schema import MIN_SPARE_PAGES, AttentionCase, PageOrder, pages_owned
+from cases import counter_hash, hash_numpy
+from cases.ragged import Ints, Rows, before, lengths_of, ragged_places, split
+from cases.schema import MIN_SPARE_PAGES, AttentionCase, PageOrder
 
 FIRST = 1  # page 0 stays unowned: "index 0" is what a forgotten table entry reads
 UNOWNED = 0
-Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Paging:
-    """The cache layout of a case.
+    """The cache layout of a case. Each equals itself alone, so that what is worked out of one can be kept by it.
 
     page_table: int32 [num_requests, columns]. Columns past the pages that a request owns name a
                 page that no request owns.
@@ -48,51 +46,75 @@ class Paging:
         return page * self.page_size + rows.position % self.page_size
 
 
-@dataclass(frozen=True, slots=True)
-class Owners:
-    """The page table the other way round, int32 [num_pages] on the host: the request that owns a page (-1: none), and
-    which of its pages it is."""
+class Pages(NamedTuple):
+    """The pages that the requests of cases own, one request after another, on the host.
 
-    request: NDArray[np.int32]
-    turn: NDArray[np.int32]
+    page:      int64 [pages], in the pool of its case
+    request:   int64 [pages]: the owner, counted among the requests of all cases
+    turn:      int64 [pages]: which of its request's pages it is
+    owned:     int64 [requests]: how many each request owns
+    page_size: int64 [requests]
+    num_pages: int64 [cases]: pages in the pool of each case
+    """
+
+    page: Ints
+    request: Ints
+    turn: Ints
+    owned: Ints
+    page_size: Ints
+    num_pages: Ints
+
+
+@functools.lru_cache(maxsize=4)
+def pages_of(cases: tuple[AttentionCase, ...]) -> Pages:
+    """Not to be written to: kept, because a case is built once per certificate."""
+    lengths = lengths_of(cases)
+    page_size = lengths.of_requests([case.page_size for case in cases])
+    owned = -(-(lengths.kv + lengths.extend) // page_size)  # pages_owned of each
+    total = lengths.of_case(owned)
+    dense = total + np.maximum(MIN_SPARE_PAGES, total // 8)
+    num_pages = np.where([case.pool_pages is None for case in cases], dense, [case.pool_pages or 0 for case in cases])
+    request, turn = ragged_places(owned)
+    # Shuffle over the spare pages too, so that owned pages are not one dense block. A pool much
+    # larger than what is owned is left sparse only near its start.
+    keys = _shuffling_keys(cases, np.minimum(num_pages, dense))
+    turns, pools = split(turn, total), num_pages.tolist()
+    page = [_physical_pages(*each) for each in zip(cases, turns, pools, keys, strict=True)]
+    return Pages(np.concatenate(page), request, turn, owned, page_size, num_pages)
+
+
+@functools.lru_cache(maxsize=4)
+def host_pagings(cases: tuple[AttentionCase, ...]) -> list[Paging]:
+    """Of each case, on the host. Kept, as `pages_of` is."""
+    return _pagings(cases)
 
 
 def make_paging(case: AttentionCase, device: torch.device | str) -> Paging:
-    owned = tuple(pages_owned(r, case.page_size) for r in case.requests)
-    total = sum(owned)
-    spare = max(MIN_SPARE_PAGES, total // 8)
-    num_pages = total + spare if case.pool_pages is None else case.pool_pages
-    table = np.full((case.num_requests, max(*owned, 1)), UNOWNED, dtype=np.int32)
-    request, turn = ragged_places(owned)
-    table[request, turn] = _physical_pages(case, turn, num_pages)
-    return Paging(torch.from_numpy(table).to(device), owned, num_pages, case.page_size)
+    """Of one case, to be written to."""
+    (paging,) = _pagings((case,))
+    return replace(paging, page_table=paging.page_table.to(device))
 
 
-@functools.lru_cache(maxsize=64)
-def host_paging(case: AttentionCase) -> Paging:
-    """On the host, not to be written to. Kept: a case is built once per certificate, and a group's before."""
-    return make_paging(case, "cpu")
+def _pagings(cases: tuple[AttentionCase, ...]) -> list[Paging]:
+    lengths, pages = lengths_of(cases), pages_of(cases)
+    columns = np.maximum.reduceat(pages.owned, lengths.first)
+    row = before(lengths.of_requests(columns))  # where the row of each request begins
+    tables = np.full(int(columns @ lengths.requests), UNOWNED, dtype=np.int32)
+    # A store that casts takes twice as long as a cast and a store.
+    tables[np.repeat(row, pages.owned) + pages.turn] = pages.page.astype(np.int32)
+    each_table = torch.split(torch.from_numpy(tables), (columns * lengths.requests).tolist())
+    each_owned = split(pages.owned, lengths.requests)
+    return [
+        Paging(table.view(case.num_requests, -1), tuple(owned.tolist()), num_pages, case.page_size)
+        for case, table, owned, num_pages in zip(cases, each_table, each_owned, pages.num_pages.tolist(), strict=True)
+    ]
 
 
-def owners_of(paging: Paging) -> Owners:
-    """Of every page of the pool; `paging` lies on the host."""
-    owners = Owners(np.full(paging.num_pages, -1, dtype=np.int32), np.zeros(paging.num_pages, dtype=np.int32))
-    request, turn = ragged_places(paging.owned)
-    pages = paging.page_table.numpy()[request, turn]
-    owners.request[pages], owners.turn[pages] = request, turn
-    return owners
-
-
-def ragged_places(counts: Sequence[int]) -> tuple[Ints, Ints]:
-    """int64 [sum(counts)] each: of the elements of ragged rows one after another the row, and the place in it."""
-    lengths = np.array(counts, dtype=np.int64)
-    row = np.repeat(np.arange(len(counts)), lengths)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-
-
-def _physical_pages(case: AttentionCase, turn: Ints, num_pages: int) -> Ints:
-    """Physical pages, request after request; turn: which of its request's pages each is."""
+def _physical_pages(case: AttentionCase, turn: Ints, num_pages: int, keys: Ints) -> Ints:
+    """Physical pages, request after request; turn: which of its request's pages each is; keys: to shuffle by."""
     total = len(turn)
+    if case.page_order is PageOrder.SHUFFLED:
+        return _sorting(keys)[:total] + FIRST
     pages: Ints = np.arange(FIRST, FIRST + total)
     if case.page_order is PageOrder.REVERSED:
         pages = pages[::-1]
@@ -102,14 +124,18 @@ def _physical_pages(case: AttentionCase, turn: Ints, num_pages: int) -> Ints:
         rank = np.empty(total, dtype=np.int64)
         rank[np.argsort(turn, kind="stable")] = np.arange(total)
         pages = FIRST + rank
-    elif case.page_order is PageOrder.SHUFFLED:
-        # Shuffle over the spare pages too, so that owned pages are not one dense block. A pool
-        # much larger than what is owned is left sparse only near its start.
-        candidates = min(num_pages, total + max(MIN_SPARE_PAGES, total // 8))
-        keys = counter_hash.row_keys(
-            counter_hash.stream_key(case.seed, "pages"),
-            torch.zeros(candidates, dtype=torch.int64),
-            torch.arange(candidates),
-        )
-        pages = np.argsort(keys.numpy()[FIRST:])[:total] + FIRST
     return pages
+
+
+def _shuffling_keys(cases: tuple[AttentionCase, ...], candidates: Ints) -> list[Ints]:
+    """A hash of each page FIRST .. candidates-1 of every pool; of none where nothing is shuffled."""
+    count = np.where([case.page_order is PageOrder.SHUFFLED for case in cases], candidates - FIRST, 0)
+    streams = np.array([counter_hash.stream_key(case.seed, "pages") for case in cases], dtype=np.int64)
+    zero = np.zeros_like(count)
+    return split(hash_numpy.packed_row_keys(count, zero + FIRST, zero, streams), count)
+
+
+def _sorting(keys: Ints) -> Ints:
+    """np.argsort of different int64 hashes. Sorted by their highest 16 bits, by radix, they are all but in order."""
+    nearly = np.argsort((keys >> 48).astype(np.int16), kind="stable")
+    return nearly[np.argsort(keys[nearly], kind="stable")]

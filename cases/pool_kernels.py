@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from cases import counter_hash, hash_kernels
-from cases.paging import Ints, Paging, host_paging, owners_of
-from cases.ragged import uploaded
+from cases.paging import Paging, host_pagings, pages_of
+from cases.ragged import Ints, Packed, before, lengths_of, uploaded
 from cases.schema import AttentionCase, KvLayout, Poison
 
 STALE = "stale"  # the stream of hashes that stale rows come from
@@ -38,14 +38,13 @@ def fused_pools(
     kernels = hash_kernels.kernels("pool_triton") if hash_kernels.on_gpu(device) else None
     if kernels is None or rows[0].element_size() == 1:
         return None
-    shapes = [_shape(case, host_paging(case)) for case in cases]
+    shapes = [_shape(*each) for each in zip(cases, host_pagings(cases), strict=True)]
     heads, widest = first.num_kv_heads, max(first.head_dim_qk, first.head_dim_vo)
     if max(map(math.prod, shapes)) * widest > INT32_ELEMENTS:
         return None
-    tables = [torch.from_numpy(each) for each in _tables(cases)]
+    tables = _tables(cases, device.type == "cuda").on(device)
     of_cases, begins = _of_cases(cases, levels)
     (on_device,) = uploaded(device, torch.from_numpy(of_cases.ravel()))
-    tables = list(uploaded(device, *tables))
     most_rows = int(of_cases[:, 0].max()) * heads
     pools = []
     for values, signs in zip(rows, (False, True), strict=True):
@@ -72,11 +71,11 @@ def _shape(case: AttentionCase, paging: Paging) -> tuple[int, int, int]:
     return (paging.num_pages, *(inner if case.kv_layout is KvLayout.NHD else inner[::-1]))
 
 
-def _of_cases(cases: Sequence[AttentionCase], levels: Sequence[Poison]) -> tuple[Ints, Ints]:
+def _of_cases(cases: tuple[AttentionCase, ...], levels: Sequence[Poison]) -> tuple[Ints, Ints]:
     """int64 [cases, FIELDS of the kernel], and [cases + 1]: the row at which the pool of each begins, and the end."""
     fields, begins, page = [], [0], 0
-    for case, level in zip(cases, levels, strict=True):
-        paging, heads = host_paging(case), case.num_kv_heads
+    for case, paging, level in zip(cases, host_pagings(cases), levels, strict=True):
+        heads = case.num_kv_heads
         slots = paging.num_pages * paging.page_size
         steps = (heads, 1) if case.kv_layout is KvLayout.NHD else (1, paging.page_size)
         stream = counter_hash.stream_key(case.seed, STALE)
@@ -87,21 +86,14 @@ def _of_cases(cases: Sequence[AttentionCase], levels: Sequence[Poison]) -> tuple
 
 
 @functools.lru_cache(maxsize=2)
-def _tables(cases: tuple[AttentionCase, ...]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]], ...]:
+def _tables(cases: tuple[AttentionCase, ...], pinned: bool) -> Packed:
     """int32 on the host, of the pages of all pools one after another: owner (a request of all cases, -1: none) and
     turn; of the requests of all cases: prefix length, first packed key, and number in the request's own case."""
-    owners = [owners_of(host_paging(case)) for case in cases]
-    counts = np.array([case.num_requests for case in cases])
-    before = np.cumsum(counts) - counts
-    owner = [np.where(each.request < 0, -1, each.request + shift) for each, shift in zip(owners, before, strict=True)]
-    prefix_lens, kv_lens = (
-        np.array([getattr(r, name) for case in cases for r in case.requests]) for name in ("prefix_len", "kv_len")
-    )
-    tables = (
-        np.concatenate(owner),
-        np.concatenate([each.turn for each in owners]),
-        prefix_lens,
-        np.cumsum(kv_lens) - kv_lens,
-        np.concatenate([np.arange(count) for count in counts]),
-    )
-    return tuple(each.astype(np.int32) for each in tables)
+    lengths, pages = lengths_of(cases), pages_of(cases)
+    pool = lengths.of_requests(before(pages.num_pages))
+    page = np.repeat(pool, pages.owned) + pages.page
+    owner = np.full(int(pages.num_pages.sum()), -1, dtype=np.int32)
+    turn = np.zeros_like(owner)
+    owner[page], turn[page] = pages.request.astype(np.int32), pages.turn.astype(np.int32)
+    of_requests = (lengths.prefix, before(lengths.kv), lengths.numbers())
+    return Packed.of([owner, turn, *(each.astype(np.int32) for each in of_requests)], pinned)

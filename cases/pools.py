@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cases import counter_hash, hash_kernels
-from cases.paging import Paging, host_paging
+from cases.paging import Paging, host_pagings
 from cases.pool_kernels import INT32_ELEMENTS, STALE, fused_pools
 from cases.ragged import ON_HOST, Rows, indptr, packed_rows, uploaded
 from cases.recipes import LogicalData, make_data, torch_dtype
@@ -65,16 +65,18 @@ def scattered_pools(
 ) -> list[tuple[Tensor, Tensor]]:
     """The definition of `filled_pools`."""
     tokens = [case.total_kv for case in cases]
-    each = zip(torch.split(data.k, tokens), torch.split(data.v, tokens), strict=True)
-    return [_scattered(case, rows, level) for case, rows, level in zip(cases, each, levels, strict=True)]
+    rows = zip(torch.split(data.k, tokens), torch.split(data.v, tokens), strict=True)
+    return [_scattered(*each) for each in zip(cases, host_pagings(tuple(cases)), rows, levels, strict=True)]
 
 
-def _scattered(case: AttentionCase, rows: tuple[Tensor, Tensor], level: Poison) -> tuple[Tensor, Tensor]:
+def _scattered(
+    case: AttentionCase, paging: Paging, rows: tuple[Tensor, Tensor], level: Poison
+) -> tuple[Tensor, Tensor]:
     """The pools of one case, by index arithmetic; rows: its k and v."""
-    device, paging = rows[0].device, host_paging(case)
+    device = rows[0].device
     k_pool, v_pool = (_empty(case, paging, head_dim, device) for head_dim in (case.head_dim_qk, case.head_dim_vo))
     _fill_unowned(paging, (k_pool, v_pool), level)
-    slots = _slots(case, str(device))
+    slots = _slots(case, paging, str(device))
     stale = stale_rows(case, slots.stale, level)
     for pool, values, unused in zip((k_pool, v_pool), rows, stale, strict=True):
         scatter(pool, slots.stale_slots, unused, case.kv_layout)
@@ -132,9 +134,8 @@ class _Slots:
 
 
 @functools.lru_cache(maxsize=2)
-def _slots(case: AttentionCase, device: str) -> _Slots:
+def _slots(case: AttentionCase, paging: Paging, device: str) -> _Slots:
     """On `device`, by the host where there are few. Kept: a case is built once per certificate."""
-    paging = host_paging(case)
     prefix_lens = [r.prefix_len for r in case.requests]
     unused = [count * case.page_size - start for count, start in zip(paging.owned, prefix_lens, strict=True)]
     at = "cpu" if case.total_kv + sum(unused) <= ON_HOST else device

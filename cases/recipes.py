@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cases import counter_hash
-from cases.ragged import kv_rows, query_rows
+from cases.ragged import kv_rows, lengths_of, query_rows
 from cases.schema import AttentionCase
 
 
@@ -34,7 +34,8 @@ def each_case(cases: Sequence[AttentionCase], data: LogicalData) -> list[Logical
     """Views of the data of cases one after another: each case's own. Sinks are of one case alone."""
     if len(cases) == 1:
         return [data]
-    rows, tokens = [case.total_q for case in cases], [case.total_kv for case in cases]
+    lengths = lengths_of(tuple(cases))
+    rows, tokens = (lengths.of_case(each).tolist() for each in (lengths.extend, lengths.kv))
     split = zip(torch.split(data.q, rows), torch.split(data.k, tokens), torch.split(data.v, tokens), strict=True)
     return [LogicalData(*views, None) for views in split]
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cases import counter_hash
-from cases.hash_kernels import fast_packed_row_keys
-from cases.ragged import Rows, kv_rows, query_rows
+from cases.counter_hash import normal, stream_key
+from cases.hash_kernels import packed_row_keys
+from cases.ragged import lengths_of
 from cases.recipes import LogicalData, make_data, torch_dtype
 from cases.schema import AttentionCase, Execution, KvLayout, Mode, PageOrder, Poison
 
@@ -52,7 +52,7 @@ def merged_data(cases: Sequence[AttentionCase], device: torch.device | str) -> L
     """Data of all cases one after another: the bits of `make_data`. No sinks."""
     first = cases[0]
     if all(case.recipe == "normal" for case in cases):
-        keys = [_keys(cases, stream, torch.device(device)) for stream in "qkv"]
+        keys = _keys(cases, torch.device(device))
         shapes = (
             (first.num_qo_heads, first.head_dim_qk, first.dtype),
             (first.num_kv_heads, first.head_dim_qk, first.kv_dtype),
@@ -66,26 +66,16 @@ def merged_data(cases: Sequence[AttentionCase], device: torch.device | str) -> L
     return LogicalData(q, k, v, None)
 
 
-def _keys(cases: Sequence[AttentionCase], stream: str, device: torch.device) -> Tensor:
-    """Row keys of all cases."""
-    streams = [counter_hash.stream_key(case.seed, stream) for case in cases]
-    requests = [request for case in cases for request in case.requests]
-    prefix_lens = np.array([r.prefix_len for r in requests], dtype=np.int64)
-    extend_lens = np.array([r.extend_len for r in requests], dtype=np.int64)
-    first = prefix_lens if stream == "q" else np.zeros_like(prefix_lens)
-    keys = fast_packed_row_keys(
-        prefix_lens + extend_lens - first,
-        first,
-        np.concatenate([np.arange(case.num_requests) for case in cases]),
-        np.repeat(np.array(streams, dtype=np.int64), [case.num_requests for case in cases]),
-        device,
-    )
-    if keys is not None:
-        return keys
-    rows: list[Rows] = [query_rows(case, "cpu") if stream == "q" else kv_rows(case, "cpu") for case in cases]
-    made = [counter_hash.row_keys(key, *at) for key, at in zip(streams, rows, strict=True)]
-    return torch.cat(made).to(device, non_blocking=True)
+def _keys(cases: Sequence[AttentionCase], device: torch.device) -> list[Tensor]:
+    """Row keys of q, k and v of all cases."""
+    lengths = lengths_of(tuple(cases))
+    numbers, zero = lengths.numbers(), np.zeros_like(lengths.prefix)
+    q, k, v = (lengths.of_requests([stream_key(case.seed, stream) for case in cases]) for stream in "qkv")
+    return [
+        *packed_row_keys(lengths.extend, lengths.prefix, numbers, [q], device),
+        *packed_row_keys(lengths.kv, zero, numbers, [k, v], device),
+    ]
 
 
 def _normal(keys: Tensor, heads: int, dim: int, dtype: str) -> Tensor:
-    return counter_hash.normal(keys, heads * dim, torch_dtype(dtype)).view(-1, heads, dim)
+    return normal(keys, heads * dim, torch_dtype(dtype)).view(-1, heads, dim)

@@ -42,11 +42,11 @@ cases = [
     AttentionCase(requests=(Request(0, 1), Request(300, 2)), seed=8),
 ]
 hash_kernels._triton_works = lambda: True
-for stream in "qkv":
-    defined = together._keys(cases, stream, torch.device("cpu"))
-    hash_kernels.on_gpu = lambda device: True
-    assert torch.equal(together._keys(cases, stream, torch.device("cpu")), defined), stream
-    hash_kernels.on_gpu = lambda device: False
+keys = together._keys(cases, torch.device("cpu"))
+hash_kernels.on_gpu = lambda device: True
+for stream, defined, fused in zip("qkv", keys, together._keys(cases, torch.device("cpu")), strict=True):
+    assert defined.numel() and torch.equal(fused, defined), stream
+hash_kernels.on_gpu = lambda device: False
 for columns in (1, 64, 130, 257):
     for normal, of_bits in ((True, plain.normal_of_bits), (False, plain.signs_of_bits)):
         for dtype in (torch.float32, torch.float16, torch.float8_e5m2):
