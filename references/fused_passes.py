@@ -15,6 +15,7 @@ from references.passes import Chunk, Keys, Peaks, TorchPasses, Weights
 from references.tiles import Bucket, BucketIndex, Tiles
 
 NUMBERS = 2048  # that a program gathers at a time
+OF_THREAD = 8  # scores that each thread of a program looks at: more would take the registers of other programs
 
 
 class TritonPasses(TorchPasses):
@@ -43,7 +44,10 @@ class TritonPasses(TorchPasses):
 
     def peaks(self, s: Tensor, chunk: Chunk, *, sizes: bool) -> Peaks:
         found = torch.empty((2 if sizes else 1, *s.shape[:-1], 1), dtype=s.dtype, device=s.device)
-        self._kernels.peaks[(found[0].numel(),)](s, *_intervals(chunk), found, *_sizes(s, chunk), sizes)
+        block, warps = _block(s.shape[-1])
+        self._kernels.peaks[(found[0].numel(),)](
+            s, *_intervals(chunk), found, *_sizes(s, chunk), sizes, block, num_warps=warps
+        )
         if s.shape[2] > 1:
             found = found.amax(3, keepdim=True)
         return Peaks(found[0], found[1] if sizes else None)
@@ -51,10 +55,18 @@ class TritonPasses(TorchPasses):
     def weigh(self, s: Tensor, top: Tensor, chunk: Chunk, *, squares: bool) -> Weights:
         sums = torch.empty((3, *s.shape[:-1], 1), dtype=s.dtype, device=s.device)
         p_squared = torch.empty_like(s) if squares else s  # not written to
+        block, warps = _block(s.shape[-1])
         self._kernels.weigh[(sums[0].numel(),)](
-            s, top.contiguous(), *_intervals(chunk), p_squared, sums, *_sizes(s, chunk), chunk.cut, squares
-        )
+            s, top.contiguous(), *_intervals(chunk), p_squared, sums, *_sizes(s, chunk), chunk.cut, squares, block,
+            num_warps=warps,
+        )  # fmt: skip
         return Weights(s, p_squared if squares else None, sums[0], sums[1], sums[2] if squares else None)
+
+
+def _block(columns: int) -> tuple[int, int]:
+    """How many columns of a row at a time, and by how many warps: large, but little of it past the row's end."""
+    block = min((1024, 512, 256), key=lambda size: -(-columns // size) * size * (1 + 32 / size))
+    return block, block // (32 * OF_THREAD)
 
 
 def _intervals(chunk: Chunk) -> tuple[Tensor, ...]:

@@ -5,7 +5,6 @@
 import triton
 import triton.language as tl
 
-BLOCK = tl.constexpr(1024)
 # Integers, and pointers into one packed tensor of indices, differ from chunk to chunk: nothing is compiled for them.
 _INDEX = ["first", "last", "low", "middle", "high"]
 
@@ -53,7 +52,7 @@ def gather(
 @triton.jit(do_not_specialize=[*_INDEX, "columns", "splits", "heads", "rows", "of_tile", "begin", "prefix"])
 def peaks(
     s, first, last, low, middle, high, found, columns, splits, heads, rows, of_tile, begin, prefix,
-    SIZES: tl.constexpr,
+    SIZES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of scores: the largest visible one, and the largest |s|; found: fp64 [1 or 2, rows of all]."""
     row = tl.program_id(0).to(tl.int64)
@@ -82,7 +81,7 @@ def peaks(
 @triton.jit(do_not_specialize=[*_INDEX, "columns", "splits", "heads", "rows", "of_tile", "begin", "prefix", "cut"])
 def weigh(
     s, top, first, last, low, middle, high, p_squared, sums, columns, splits, heads, rows, of_tile, begin, prefix, cut,
-    SQUARES: tl.constexpr,
+    SQUARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of scores: s = exp(s - top) where visible, else 0; p_squared = its square; sums of both, [3, rows of
     all]: before the cut, from it, of the squares."""

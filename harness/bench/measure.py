@@ -15,6 +15,7 @@ import torch
 
 from cases.schema import AttentionCase
 from harness.adapters.protocol import Adapter
+from harness.bench.alone import KernelAndGolden
 from harness.bench.mixes import Mix
 from harness.bench.straight import straight_check
 from harness.errors import UsageError
@@ -58,13 +59,15 @@ class Measurement:
     """One adapter on one mix with one kind of evidence.
 
     rate:        the harness, stages not waited for one by one
+    alone:       kernel and golden alone, on inputs that are there already (harness/bench/alone.py)
     cpu:         processor seconds of this process per case, which other work on the machine does not lengthen
     seconds:     per case by stage, from a run that waits for the device after each stage
     loops:       the straight loops on the same shapes, by name
     peak_bytes:  device memory at its highest, None on a CPU
     verdicts:    of the measured cases; a bench of wrong answers measures something else
     shared:      the rate of several processes together, where asked for
-    processes:   that shared the device for `shared`
+    shared_alone: of their kernels and golden alone
+    processes:   that shared the device for these two
     """
 
     mix: str
@@ -78,7 +81,9 @@ class Measurement:
     loops: dict[str, Series] = field(default_factory=dict)
     peak_bytes: int | None = None
     verdicts: dict[str, int] = field(default_factory=dict)
+    alone: Series | None = None
     shared: Series | None = None
+    shared_alone: Series | None = None
     processes: int = 1
 
     @property
@@ -98,20 +103,15 @@ class Measurement:
         return 1 - sum(self.shares.get(name, 0.0) for name in KERNEL_AND_GOLDEN)
 
     @property
-    def wall_share(self) -> float:
-        """What kernel and golden, as long as they take alone, leave of the time that a case takes when stages are not
-        waited for: the harness's share that nothing hides."""
-        return self._left_by_kernel_and_golden(self.rate)
+    def wall_share(self) -> float | None:
+        """How much of the rate of kernel and golden alone the harness loses, nothing waited for stage by stage; None
+        where that was not measured."""
+        return _lost(self.rate, self.alone)
 
     @property
     def shared_wall_share(self) -> float | None:
-        """Harness share when several processes share the device: what kernel and golden, as long as they take alone
-        in one process, leave of a case's time in the shared run. None where that was not measured."""
-        return None if self.shared is None else self._left_by_kernel_and_golden(self.shared)
-
-    def _left_by_kernel_and_golden(self, rate: Series) -> float:
-        alone = sum(self.seconds.get(name, 0.0) for name in KERNEL_AND_GOLDEN)
-        return max(0.0, 1 - alone * rate.median)
+        """The same of several processes that share the device."""
+        return _lost(self.shared, self.shared_alone)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -128,12 +128,23 @@ class Measurement:
             "harness_share": self.harness_share,
             "wall_share": self.wall_share,
             "shared_wall_share": self.shared_wall_share,
-            "shared_cases_per_second": None if self.shared is None else self.shared.to_json(),
+            **{
+                f"{name}cases_per_second": None if series is None else series.to_json()
+                for name, series in (
+                    ("alone_", self.alone),
+                    ("shared_", self.shared),
+                    ("shared_alone_", self.shared_alone),
+                )
+            },
             "loops": {name: series.to_json() for name, series in self.loops.items()},
             "ratio_to_loops": {name: self.best.median / series.median for name, series in self.loops.items()},
             "peak_bytes": self.peak_bytes,
             "verdicts": self.verdicts,
         }
+
+
+def _lost(rate: Series | None, alone: Series | None) -> float | None:
+    return None if rate is None or alone is None else max(0.0, 1 - rate.median / alone.median)
 
 
 class Clock:
@@ -186,6 +197,12 @@ def measure(
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         stages = stage_seconds(mix.cases(cases, 1 << 21), adapter, device, options, writer)
         writer.close()
+    spared = KernelAndGolden(mix.cases(cases, 1 << 22), adapter, options, device)
+    spared.run()  # warm
+    clock = Clock(seconds / 2)
+    alone = [spared.rate(0.0)]
+    while len(alone) < runs and not clock.is_over:
+        alone.append(spared.rate(0.0))
     _refuse_other_verdicts(mix, adapter, verdicts)
     return Measurement(
         mix=mix.name,
@@ -199,6 +216,7 @@ def measure(
         loops=_measure_loops(mix, adapter, device, cases, runs, seconds) if loops else {},
         peak_bytes=peak,
         verdicts=verdicts,
+        alone=Series(tuple(alone)),
     )
 
 

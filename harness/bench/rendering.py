@@ -15,12 +15,9 @@ from harness.errors import UsageError
 
 SHARES = (
     "harness share: of the stages' sum, all but kernel and golden; "
-    "of wall: what kernel and golden leave of the time a case really takes, 0% where they fill it"
+    "of wall: how much slower cases are examined than kernel and golden alone would be given to the device"
 )
-SHARED_SHARE = (
-    "of wall together: the same of a case's time (one over the rate together) where the processes share the device; "
-    "kernel and golden count as long as they take alone in one process"
-)
+SHARED_SHARE = "of wall together: the same where the processes share the device"
 
 
 def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: dict[tuple[str, ...], float]) -> None:
@@ -50,8 +47,7 @@ def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: d
             "" if shared is None else f"{shared['median']:.1f} by {row['processes']}",
             *(f"{ratios[name]:.2f}" if name in ratios else "" for name in ("straight fp64", "straight fp32")),
             f"{row['harness_share']:.0%}",
-            f"{row['wall_share']:.0%}",
-            "" if shared is None else f"{row['shared_wall_share']:.0%}",
+            *("" if row[name] is None else f"{row[name]:.0%}" for name in ("wall_share", "shared_wall_share")),
             "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f} MiB",
         ]
         before = baseline.get(key(row)) if baseline else None

@@ -27,6 +27,7 @@ from typing import Any, Self, TextIO
 
 import torch
 
+from harness.bench.alone import KernelAndGolden
 from harness.bench.measure import Series, run_cases
 from harness.bench.mixes import DEFAULT_CASES, MIXES
 from harness.errors import UsageError
@@ -56,14 +57,19 @@ class Together:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def measure(self, mix: str, *, runs: int = 3, seconds: float = 5.0) -> Series:
-        """Rates of all together in `runs` windows of `seconds`. Raises UsageError if one of them fails."""
+    def measure(self, mix: str, *, runs: int = 3, seconds: float = 5.0) -> tuple[Series, Series]:
+        """Rates of all together in `runs` windows of `seconds`, and of their kernels and golden alone. Raises
+        UsageError if one of them fails."""
         if not self.members:
             self._start()
         self._ask({"mix": mix})
-        rates = [sum(answer["rate"] for answer in self._ask({"seconds": seconds})) for _ in range(runs)]
+        rates = []
+        for what in ("examine", "alone"):
+            self._ask({"warm": what})
+            windows = [self._ask({what: seconds}) for _ in range(runs)]
+            rates.append(Series(tuple(sum(answer["rate"] for answer in window) for window in windows)))
         self._ask({"rest": True})
-        return Series(tuple(rates))
+        return rates[0], rates[1]
 
     def close(self) -> None:
         """Ends every process and whatever it started, in the middle of work too."""
@@ -146,6 +152,7 @@ def member(spec: str, evidence: str, folder: Path, index: int, requests: TextIO,
         options = RunOptions(evidence=evidence, explain=False, rerun=False)
         writer = RecordWriter(folder / f"{index}.jsonl")
         mix, at_once, seeds = MIXES["short"], 1, itertools.count()
+        alone: KernelAndGolden | None = None
 
         def examine() -> int:
             """The number of cases, all of them right."""
@@ -160,17 +167,25 @@ def member(spec: str, evidence: str, folder: Path, index: int, requests: TextIO,
                 mix = MIXES[request["mix"]]
                 at_once = min(DEFAULT_CASES.get(mix.name, 1), MOST_CASES) if device.type == "cuda" else 1
                 seeds = itertools.count((index + 1) * SEEDS_APART, at_once)
+            elif request.get("warm") == "examine":
                 examine()
-                answer({"ready": True})
-            elif "seconds" in request:
+            elif request.get("warm") == "alone":
+                alone = KernelAndGolden(mix.cases(at_once, next(seeds)), adapter, options, device)
+                alone.run()
+            elif "examine" in request:
                 done, start = 0, time.perf_counter()
-                while not done or time.perf_counter() - start < request["seconds"]:
+                while not done or time.perf_counter() - start < request["examine"]:
                     done += examine()
                 answer({"rate": done / (time.perf_counter() - start)})
+                continue
+            elif "alone" in request and alone is not None:
+                answer({"rate": alone.rate(request["alone"])})
+                continue
             else:
+                alone = None
                 forget()
                 torch.cuda.empty_cache()
-                answer({"ready": True})
+            answer({"ready": True})
     except UsageError as problem:
         answer({"usage_error": str(problem)})
 

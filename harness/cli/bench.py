@@ -145,8 +145,9 @@ def _measure(
             rows.append(measured.to_json())
             keep()
             if plan.processes > 1:
-                shared = together.measure(mix.name, runs=plan.runs, seconds=min(5.0, plan.seconds))
-                rows[-1] = dataclasses.replace(measured, shared=shared, processes=plan.processes).to_json()
+                shared, alone = together.measure(mix.name, runs=plan.runs, seconds=min(5.0, plan.seconds))
+                measured = dataclasses.replace(measured, shared=shared, shared_alone=alone, processes=plan.processes)
+                rows[-1] = measured.to_json()
                 keep()
 
 

@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor
 from typer.testing import CliRunner
 
-from cases.recipes import make_data
+from cases.batch import AttentionBatch
+from cases.recipes import LogicalData, make_data
+from cases.schema import AttentionCase
+from harness.adapters.protocol import AttentionOutput
 from harness.adapters.registry import load_adapter
 from harness.bench import measure as measuring
+from harness.bench.alone import KernelAndGolden
 from harness.bench.growth import AXES, growth, growth_case
 from harness.bench.measure import Measurement, Series, measure, stage_seconds
 from harness.bench.mixes import MIXES, Mix, chosen_mixes
@@ -23,7 +28,8 @@ from harness.bench.rendering import key, print_measurements, read_baseline
 from harness.bench.straight import eager_reference, straight_batch, straight_check
 from harness.cli.main import app, register
 from harness.errors import UsageError
-from references.golden import golden_attention
+from harness.running.options import RunOptions
+from references.golden import GoldenOutput, golden_attention
 
 ADAPTER = "flashinfer-swa-merge@emulated"
 CPU = torch.device("cpu")
@@ -78,15 +84,45 @@ def test_the_straight_loop_runs_the_adapter_on_its_own_batch() -> None:
     assert float((out.double() - eager_reference(case, batch.data, torch.float64)).abs().max()) < 0.02
 
 
-def test_of_wall_is_what_kernel_and_golden_leave_of_a_cases_time() -> None:
-    seconds = {"build": 9.0, "run": 0.1, "golden": 0.2}
-    measured = Measurement("m", "a", "bound", "cpu", 1, Series((2.0, 1.0, 4.0)), 0.0, seconds)
-    assert measured.wall_share == pytest.approx(0.4)  # 0.3 of the 0.5 s that a case takes at the median rate
-    assert dataclasses.replace(measured, rate=Series((5.0,))).wall_share == 0.0, "they take longer alone"
+def test_of_wall_is_what_the_harness_loses_of_the_rate_of_kernel_and_golden_alone() -> None:
+    measured = Measurement("m", "a", "bound", "cpu", 1, Series((2.0, 1.0, 4.0)), 0.0, {"build": 9.0, "golden": 0.2})
+    assert measured.to_json()["wall_share"] is None
+    measured = dataclasses.replace(measured, alone=Series((2.5, 2.5, 1.0)))
+    assert measured.to_json()["wall_share"] == pytest.approx(0.2)
+    assert dataclasses.replace(measured, rate=Series((5.0,))).wall_share == 0.0
     assert measured.to_json()["shared_wall_share"] is None
-    together = dataclasses.replace(measured, shared=Series((2.5, 1.0, 3.0)), processes=4)
-    assert together.to_json()["shared_wall_share"] == pytest.approx(0.25)  # 0.3 of 0.4 s
-    assert dataclasses.replace(together, shared=Series((5.0,))).shared_wall_share == 0.0
+    together = dataclasses.replace(measured, shared=Series((6.0,)), shared_alone=Series((8.0,)), processes=4)
+    assert together.to_json()["shared_wall_share"] == pytest.approx(0.25)
+
+
+def test_kernel_and_golden_alone_are_run_on_inputs_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    adapter = load_adapter(ADAPTER)
+    cases = [*SMALL.cases(3), SMALL.case(7).replace(sinks=False, page_size=8, num_qo_heads=4)]
+    spared = KernelAndGolden(cases, adapter, RunOptions(evidence="bound"), CPU)
+    expected = [golden_attention(case, make_data(case, "cpu")).out for case in cases]
+
+    def golden(case: AttentionCase, data: LogicalData, *, moments: bool) -> GoldenOutput:
+        found = golden_attention(case, data, moments=moments)
+        seen.append(f"golden of {case.num_requests} requests")
+        whole.append(found.out)
+        return found
+
+    def run(plan: Any, batch: AttentionBatch) -> AttentionOutput:
+        outs[batch.case.id] = answer(plan, batch).out.double()
+        return AttentionOutput(outs[batch.case.id], None)
+
+    whole: list[Tensor] = []
+    outs: dict[str, Tensor] = {}
+    answer = adapter.run
+    monkeypatch.setattr("harness.bench.alone.golden_attention", golden)
+    monkeypatch.setattr(adapter, "run", run)
+    assert spared.rate(0.0) > 0
+    assert sorted(seen) == ["golden of 3 requests", "golden of 9 requests"], "three cases together, one alone"
+    found, exact_rows = (torch.cat([each.flatten() for each in rows]) for rows in (whole, expected))
+    torch.testing.assert_close(found, exact_rows, rtol=1e-12, atol=1e-13)  # summed in another order
+    for case, exact in zip(cases, expected, strict=True):
+        assert float((outs[case.id] - exact).abs().max()) < 0.02, "a kernel on its own inputs"
 
 
 def test_stages_add_up() -> None:

@@ -76,19 +76,14 @@ def test_processes_are_started_once_for_all_mixes(
     assert ran.exit_code == 0, ran.output
     assert len(started) == 2
     assert all(process.returncode == -signal.SIGKILL for process in started), "ended, and waited for"
-    window = {"seconds": 0.2}
-    assert asked == [{"mix": "short"}, window, {"rest": True}] * 2
+    examined, spared = ({"warm": "examine"}, {"examine": 0.2}), ({"warm": "alone"}, {"alone": 0.2})
+    assert asked == [{"mix": "short"}, *examined, *spared, {"rest": True}] * 2
     alone, together = ("short", 1), ("short", 2)
     assert written[:4] == [[alone], [together], [together, alone], [together, together]]
     rows = json.loads(path.read_text(encoding="utf-8"))["measurements"]
     for row in rows:
-        left = (
-            1
-            - sum(row["milliseconds_per_case"][stage] for stage in ("run", "golden"))
-            / 1e3
-            * (row["shared_cases_per_second"]["median"])
-        )
-        assert row["shared_wall_share"] == pytest.approx(max(0.0, left))
+        rate, alone_rate = (row[f"shared_{name}cases_per_second"]["median"] for name in ("", "alone_"))
+        assert row["shared_wall_share"] == pytest.approx(max(0.0, 1 - rate / alone_rate))
     assert ran.output.count("of wall together") == 2, "a column and its meaning"
 
 
@@ -103,21 +98,25 @@ def test_a_process_examines_what_it_is_asked_for(
 
     monkeypatch.setattr(module, "run_cases", run)
     monkeypatch.setattr(module, "forget", lambda: seen.append("forgotten"))
-    lines = [{"mix": "short"}, {"seconds": 1e-9}, {"rest": True}, {"mix": "serving"}, {"seconds": 1e-9}]
+    of_mix = [{"warm": "examine"}, {"examine": 1e-9}, {"warm": "alone"}, {"alone": 1e-9}, {"rest": True}]
+    lines: list[dict[str, Any]] = [{"mix": "short"}, *of_mix, {"mix": "serving"}, *of_mix]
     answers = io.StringIO()
     member(ADAPTER, "bound", tmp_path, 1, io.StringIO("".join(json.dumps(line) + "\n" for line in lines)), answers)
-    ready, first, rested, ready_again, second = map(json.loads, answers.getvalue().splitlines())
-    assert ready == rested == ready_again == {"ready": True}
-    assert first["rate"] > 0
-    assert second["rate"] > 0
+    answered = [json.loads(line) for line in answers.getvalue().splitlines()]
+    windows = [answer["rate"] for answer in answered if "rate" in answer]
+    assert len(answered) == len(lines)
+    assert len(windows) == 4
+    assert min(windows) > 0
+    assert [answer for answer in answered if "rate" not in answer] == [{"ready": True}] * 8
     wanted = [MIXES[name].case(2 * SEEDS_APART + number).id for name in ("short", "serving") for number in (0, 1)]
-    assert seen == [*wanted[:2], "forgotten", *wanted[2:]]
+    assert seen == [*wanted[:2], "forgotten", *wanted[2:], "forgotten"]
 
 
 def test_a_killed_process_is_told_and_the_others_end() -> None:
     with Together(ADAPTER, 2) as together:
         assert together.members == []
-        assert len(together.measure("short", runs=2, seconds=0.1).rates) == 2
+        examined, alone = together.measure("short", runs=2, seconds=0.1)
+        assert len(examined.rates) == len(alone.rates) == 2
         killed, other = together.members
         killed.kill()
         with pytest.raises(UsageError, match=r"process 1 of 2 of the bench on .* before its time: killed by SIGKILL"):

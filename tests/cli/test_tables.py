@@ -63,6 +63,7 @@ def bench_table() -> None:
         "ratio_to_loops": {},
         "harness_share": 0.5,
         "wall_share": 0.5,
+        "shared_wall_share": None,
         "peak_bytes": None,
     }
     print_measurements(make_console(), [row | {"milliseconds_per_case": {}}], {})
