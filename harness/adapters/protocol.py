@@ -72,7 +72,8 @@ class Adapter(Protocol):
         ...
 
     def run(self, plan: Any, batch: AttentionBatch) -> AttentionOutput:
-        """Run the kernels on a plan; the output is in row order of `batch.q`."""
+        """Run the kernels on a plan; the output is in row order of `batch.q`, and as a PyTorch operation's result is:
+        complete on the current stream, which need not be waited for."""
         ...
 
 

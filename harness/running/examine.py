@@ -126,8 +126,9 @@ class Examiner:
         with self.watch.stage("build"):
             return build_batch(self.case, self.device, data=data, poison=poison)
 
-    def answer(self, batch: AttentionBatch) -> AttentionOutput:
-        """Plan and run. Raises AdapterFailure."""
+    def answer(self, batch: AttentionBatch, *, wait: bool = True) -> AttentionOutput:
+        """Plan and run. Raises AdapterFailure. Without `wait` an asynchronous fault shows later, and the output is
+        taken as it is on the current stream."""
         with self.watch.stage("plan"), adapter_at_work("plan"):
             plan = self.adapter.plan(batch)
         if self.mutate_plan is not None:
@@ -137,8 +138,12 @@ class Examiner:
         with self.watch.stage("run"), adapter_at_work("run"):
             output = self.adapter.run(plan, batch)
             check_output(output, batch)
-            synchronize(self.device)
-            return kept(output, self.device)
+            if wait:
+                synchronize(self.device)
+            output = kept(output)
+            if wait:
+                synchronize(self.device)
+            return output
 
     def unsupported(self, case: AttentionCase, label: str) -> str | None:
         """Why the adapter does not take another case, which differs from this one as `label` says, or None.
@@ -183,17 +188,17 @@ class Examiner:
                 output = self.adapter.run(plan, batch)
                 check_output(output, batch)
                 synchronize(self.device)
-                output = kept(output, self.device)
+                output = kept(output)
+                synchronize(self.device)
             yield output
 
 
-def kept(output: AttentionOutput, device: torch.device) -> AttentionOutput:
+def kept(output: AttentionOutput) -> AttentionOutput:
     """Copies, plain tensors without a gradient: what was returned is the adapter's, which may use it again in its next
-    call. They are made when this returns."""
+    call."""
     out, lse = (
         None if each is None else each.detach().as_subclass(torch.Tensor).clone() for each in (output.out, output.lse)
     )
-    synchronize(device)
     assert out is not None
     return AttentionOutput(out, lse)
 

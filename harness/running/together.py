@@ -236,13 +236,15 @@ class Group:
                 if hasattr(self.adapter, "prepare"):
                     with self.watch.stage("prepare"), adapter_at_work("prepare"):
                         self.adapter.prepare(case)
-                output = examiner.answer(batches.pop(0))
+                output = examiner.answer(batches.pop(0), wait=False)
             except AdapterFailure as failure:
                 synchronize(device)  # raises if the device is lost to this process
                 self.outputs.append(failure)
                 continue
             self.outputs.append(output)
             said.add(declarations(self.adapter))
+        with self.watch.stage("run"):  # once for all: each wait costs a turn of those who share the device
+            synchronize(device)
         if len(said) > 1:
             _judged_alone.add(self.adapter.name)
         return len(said) <= 1
