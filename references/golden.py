@@ -26,8 +26,8 @@ from references.moments import MomentSums, RowMoments, grown, row_moments, summe
 from references.passes import LOWEST, Chunk
 from references.tiles import Bucket, BucketIndex, Plan, make_plan
 
-CHUNK_SCORES = 1 << 27  # scores in flight: 1 GiB of fp64, three such arrays
-BYTES_PER_SCORE = 1 << 10  # at most one score in flight for so many bytes that a GPU has
+CHUNK_SCORES = 1 << 28  # scores in flight: 2 GiB of fp64, two such arrays
+BYTES_PER_SCORE = 1 << 9  # at most one score in flight for so many bytes that a GPU has
 SPLIT_KEYS = 1024  # of one product on a GPU: few rows times very many keys would keep few of its cores busy
 CPU_CHUNK_SCORES = 1 << 19  # on a CPU a chunk that stays in its caches is faster
 
