@@ -292,14 +292,17 @@ class Engine:
         """The best that an interrupted shrinking had reached, by kind."""
         found = []
         for first in failing:
-            kind = kind_of(first)
-            same = [
-                seen.record
-                for seen in self._seen.values()
-                if seen.record is not None and seen.known is None and kind_of(seen.record) == kind
-            ]
-            found.append(min([*same, first], key=lambda record: size_of(record.case)))
+            found.append(min([*self._on_the_way(kind_of(first)), first], key=lambda record: size_of(record.case)))
         return found
+
+    def _on_the_way(self, kind: str) -> list[Record]:
+        """What failed in this kind while this round shrank, and is no earlier finding. Records of rounds before are
+        not asked again: one of them, smaller, would be taken for the new finding and dropped as a known one."""
+        return [
+            seen.record
+            for seen in self._trail
+            if seen.record is not None and seen.known is None and kind_of(seen.record) == kind
+        ]
 
     def _settle(self, record: Record, drawn: int, stopped: bool) -> None:
         """Confirm, explain, set aside; a finding that turns out to be an earlier one only teaches its looks."""
@@ -338,13 +341,7 @@ class Engine:
 
     def _witnesses(self, record: Record, original: Record) -> list[Record]:
         """Cases that failed in the same way on the way to `record`, from small to large, the original last."""
-        kind = kind_of(record)
-        trail = [
-            seen.record
-            for seen in self._trail
-            if seen.record is not None and seen.known is None and kind_of(seen.record) == kind
-        ]
-        trail.sort(key=lambda failed: size_of(failed.case))
+        trail = sorted(self._on_the_way(kind_of(record)), key=lambda failed: size_of(failed.case))
         some = [trail[at * (len(trail) - 1) // MOST_WITNESSES] for at in range(MOST_WITNESSES)] if trail else []
         return [*{witness.case: witness for witness in (*some, original)}.values()]
 

@@ -12,7 +12,7 @@ from harness.record import Record
 from harness.running.examine import Examiner, Stopwatch
 from harness.running.options import RunOptions
 from harness.running.pool import WorkerProcess
-from harness.running.worker import Worker, main, pick_device
+from harness.running.worker import Worker, is_healthy, main, pick_device
 
 TOLD = ("lines", "fault", "fault_class", "residual", "equals")  # what of an explanation is plain JSON
 
@@ -20,8 +20,8 @@ TOLD = ("lines", "fault", "fault_class", "residual", "equals")  # what of an exp
 class FuzzWorker(Worker):
     """Answers, beside the requests of any worker:
 
-    {"op": "explain", "record": {...}, ...}          -> {"explanation": {...}}
-    {"op": "which_known", "known": [[name]], ...}    -> {"known": [[index, name]] or null}
+    {"op": "explain", "record": {...}, ...}          -> {"explanation": {...}, "healthy": true}
+    {"op": "which_known", "known": [[name]], ...}    -> {"known": [[index, name]] or null, "healthy": true}
 
     {"op": "declare", ...}                           -> {"declaration": {...}}
     {"op": "mend", ...}                              -> {"case": {...} or null}, see harness.fuzzing.limits
@@ -52,11 +52,12 @@ class FuzzWorker(Worker):
             self.range_ = Range(options)
         record = Record.from_json(request["record"])
         if op == "which_known":
-            self.reply({"known": which_known(examiner, record, request["known"], self.range_)})
+            known = which_known(examiner, record, request["known"], self.range_)
+            self.reply({"known": known, "healthy": is_healthy(device)})
             return
         witnesses = [Record.from_json(body) for body in request["witnesses"]]
         told = explain_record(examiner, record, witnesses, request["known"], self.range_, request["seconds"])
-        self.reply({"explanation": {name: getattr(told, name) for name in TOLD}})
+        self.reply({"explanation": {name: getattr(told, name) for name in TOLD}, "healthy": is_healthy(device)})
 
 
 class FuzzWorkerProcess(WorkerProcess):

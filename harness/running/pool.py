@@ -173,6 +173,9 @@ class WorkerProcess:
                 self.renew()
                 how = f"no reply is what it wrote to its reply pipe ({reply['garbage']}), and it was killed for that"
                 return lost.replace(reason=f"the worker died in {stage}: {how}")
+            if judged is not None and "error" in reply:
+                self.renew()
+                return judged.replace(explanation=(f"the explanation failed: {reply['error']}",))
             if "judged" in reply:
                 judged, stage = Record.from_json(reply["judged"], WORKERS, job.case), "explain"
             elif "stage" in reply:
@@ -184,6 +187,7 @@ class WorkerProcess:
             elif "usage_error" in reply:
                 raise UsageError(reply["usage_error"])
             else:
+                self.renew()  # what made the harness fail, a device lost to the process say, would stay for all others
                 return lost.replace(verdict=Verdict.ERROR, reason=f"the harness failed: {reply.get('error')}")
 
     def examine_many(
@@ -235,7 +239,10 @@ class WorkerProcess:
         return record
 
     def ask(self, request: dict[str, Any], limit: float) -> dict[str, Any] | None:
-        """The answer to another request than "examine"; None, and a new process, if none comes in `limit` seconds."""
+        """The answer to another request than "examine"; None, and a new process, if none comes in `limit` seconds.
+
+        A new process also after an answer that says "error", or that the device is no longer "healthy".
+        """
         self.start()
         self.cases_since_start += 1
         reply = self._next_reply(limit) if self._send(request) else END
@@ -244,6 +251,8 @@ class WorkerProcess:
         if reply is None or reply is END or "garbage" in reply:
             self.renew()
             return None
+        if "error" in reply or not reply.get("healthy", True):
+            self.renew()
         return reply
 
     def _lost(self, record: Record, stage: str) -> Record:

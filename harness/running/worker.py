@@ -64,10 +64,9 @@ class Worker:
         case = AttentionCase.from_json(request["case"])
         record = examine(case, adapter, options, device, mutate_plan=mutate, announce=self._announce)
         record = self._signed(record, request["adapter"], request.get("suite"), device)
-        healthy = is_healthy(device)
-        if healthy:
+        if is_healthy(device):
             record = self._explained(record, options, adapter, device, mutate)
-        self.reply({"record": record.to_json(), "healthy": healthy})
+        self.reply({"record": record.to_json(), "healthy": is_healthy(device)})
 
     def _examine_many(
         self, request: dict[str, Any], options: RunOptions, adapter: Adapter, device: torch.device

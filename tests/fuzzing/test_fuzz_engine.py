@@ -142,6 +142,42 @@ def test_halting_while_shrinking_keeps_the_finding() -> None:
     assert kept.records == []
 
 
+class DiesWhereTheWindowCuts(LocalKernels):
+    """Its process would die of every window that cuts a request, whatever the request is made of."""
+
+    def examine(self, case: AttentionCase, options: RunOptions) -> Record:
+        del options
+        cuts = case.window_left is not None and case.max_kv_len > case.window_left + 1
+        if cuts:
+            return Record(case, self.adapter.name, Verdict.CRASH, reason="the worker died in run with exit code 3")
+        return Record(case, self.adapter.name, Verdict.PASS)
+
+    def explain(self, *arguments: Any) -> Explanation:
+        return Explanation(("not explained: the case ends the process that would explain it.",))
+
+
+@pytest.mark.parametrize("steps", [3, 20])
+def test_halting_while_a_second_finding_is_shrunk_keeps_it(steps: int) -> None:
+    """It is of the first one's kind, and the first was shrunk to something smaller."""
+    engine, _ = local_engine(SWA, kernels=DiesWhereTheWindowCuts(SWA), seed=1, examples=300)
+
+    class Halting(Kept):
+        def on_shrink(self, record: Record) -> None:
+            super().on_shrink(record)
+            self.since += bool(engine.findings)
+            if self.since == steps:
+                engine.halt.set()
+
+        since = 0
+
+    engine.listener = Halting()
+    first, second = engine.run()
+    assert engine.halt.is_set()
+    assert second.explanation.lines == ("not explained: the session was interrupted.",)
+    assert second.edge != first.edge
+    assert first.record.case.total_kv < second.record.case.total_kv <= second.original.case.total_kv
+
+
 class Taken(LocalKernels):
     """Its worker is taken away in the middle of a call of `where`, as a session does on Ctrl-C."""
 

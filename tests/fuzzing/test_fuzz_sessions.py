@@ -58,6 +58,15 @@ def test_misbehaving_adapters_are_survived(tmp_path: Path, name: str, verdict: V
     assert f"--adapter {MISBEHAVING}:{name}" in text
 
 
+def test_explaining_a_lost_device_costs_no_case_after_it(tmp_path: Path) -> None:
+    result = run_session(tmp_path, f"{MISBEHAVING}:LosesItsDevice", seed=2, examples=20)
+    records = [r for r in read_records(result.folder / "records.jsonl") if r.stability is None]
+    assert [f.record.verdict for f in result.findings] == [Verdict.CRASH]
+    first = next(n for n, record in enumerate(records) if record.verdict is Verdict.CRASH)
+    assert Verdict.PASS in {record.verdict for record in records[first + 1 :]}
+    assert {record.verdict for record in records} == {Verdict.PASS, Verdict.CRASH}
+
+
 def test_two_adapters_two_workers_one_folder(tmp_path: Path) -> None:
     good, bad = "flash-attn-2@emulated", f"{WRONG}:WindowOneTooLong"
     result = run_session(tmp_path, good, bad, examples=8)

@@ -14,6 +14,7 @@ from my_kernel import MyKernel
 
 from cases.schema import AttentionCase
 from harness.api import AttentionOutput, Capabilities, Poison
+from harness.running import examine, worker
 
 
 class Exits(MyKernel):
@@ -274,3 +275,34 @@ class SetsDefaults(MyKernel):
         torch.set_default_dtype(torch.float16)
         type(self).ran = True
         return good
+
+
+class SpoilsItsProcess(MyKernel):
+    """Raises on a seed of 3; from then on no batch can be built in the process, as after a CUDA fault."""
+
+    name = "spoils-its-process"
+
+    def run(self, plan, batch):
+        if batch.case.seed == 3:
+            raise_from_now_on(examine, "build_batch")
+            raise RuntimeError("an illegal memory access was encountered")
+        return super().run(plan, batch)
+
+
+class LosesItsDevice(SpoilsItsProcess):
+    """The same, and waiting for the device tells it."""
+
+    name = "loses-its-device"
+
+    def run(self, plan, batch):
+        if batch.case.seed == 3:
+            for module in (worker, sys.modules["__main__"]):  # which of the two a process runs, it chooses
+                raise_from_now_on(module, "synchronize")
+        return super().run(plan, batch)
+
+
+def raise_from_now_on(module, name):
+    def lost(*_arguments, **_more):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    setattr(module, name, lost)

@@ -112,6 +112,13 @@ def test_hang_costs_one_case(worker: WorkerProcess) -> None:
     assert worker.examine(job("MyKernel"), ONCE).verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize(("name", "next_one"), [("LosesItsDevice", Verdict.PASS), ("SpoilsItsProcess", Verdict.ERROR)])
+def test_a_process_that_is_of_no_use_any_more_is_replaced(worker: WorkerProcess, name: str, next_one: Verdict) -> None:
+    """At once if waiting for the device tells it, else after one case that the harness fails on."""
+    verdicts = [worker.examine(job(name, CASE.replace(seed=seed)), ONCE).verdict for seed in (2, 3, 4, 5)]
+    assert verdicts == [Verdict.PASS, Verdict.CRASH, next_one, Verdict.PASS]
+
+
 def test_wrong_every_time_is_deterministic(worker: WorkerProcess) -> None:
     record = examine_with_reruns(worker, job("ReturnsZero"), RunOptions())
     assert (record.verdict, record.stability) == (Verdict.WRONG, Stability.DETERMINISTIC)
