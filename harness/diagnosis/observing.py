@@ -11,12 +11,13 @@ from torch import Tensor
 from cases.recipes import LogicalData
 from cases.schema import AttentionCase, Poison
 from harness.judging.compare import natural_lse
+from harness.judging.residuals import ROUNDED_PARTS
 from harness.judging.traits import kernel_traits
 from harness.running.examine import AdapterFailure, Examiner
 from references.certificates import RECIPES, CertificateData, applicable
 from references.error_bounds import row_bounds
 from references.golden import GoldenOutput, golden_attention
-from references.traits import UNIT_ROUNDOFF
+from references.traits import UNIT_ROUNDOFF, KernelTraits
 
 REPEATS = 3
 LSE_TOLERANCE = 2e-3  # two right kernels, each within 1e-3
@@ -62,6 +63,7 @@ class Truth:
     """What the case should give, and how far two right kernels may differ on it.
 
     golden, bound: own data; recipes: certificates looked at; level: poison that the observations run at
+    traits: what the kernel under suspicion declares of its roundings
     """
 
     case: AttentionCase
@@ -70,6 +72,7 @@ class Truth:
     bound: Tensor
     recipes: dict[str, CertificateData]
     level: Poison
+    traits: KernelTraits
 
 
 def find_truth(examiner: Examiner, level: Poison, data: LogicalData, recipes: Sequence[str] = ("flat",)) -> Truth:
@@ -84,7 +87,7 @@ def find_truth(examiner: Examiner, level: Poison, data: LogicalData, recipes: Se
         for name in dict.fromkeys(recipes)
         if name in RECIPES and applicable(name, case, traits) is None
     }
-    return Truth(case, golden, lse, row_bounds(case, data, golden, traits), built, level)
+    return Truth(case, golden, lse, row_bounds(case, data, golden, traits), built, level, traits)
 
 
 def observe(
@@ -128,9 +131,18 @@ def difference(a: Seen, b: Seen, bound: Tensor | float, dtype: str) -> Tensor:
     return torch.maximum(ratio, off)
 
 
-def certificate_slack(built: CertificateData) -> Tensor:
-    """Absolute slack [total_q, num_qo_heads, 1] for comparing two outputs on a recipe's data: 1/16 of one key."""
-    return (1 / (32 * built.exact.weight.double().clamp(min=1)))[:, :, None]
+def certificate_slack(built: CertificateData, traits: KernelTraits) -> Tensor:
+    """Absolute slack for comparing two outputs on a recipe's data: 1/16 of one key [total_q, num_qo_heads, 1].
+
+    A kernel that rounds its splits is compared with an emulation that does not: by what such kernels leave of a key,
+    and not in special columns, where nothing bounds that. Then [total_q, num_qo_heads, head_dim_vo].
+    """
+    weight = built.exact.weight.double().clamp(min=1)[:, :, None]
+    if not traits.rounded_splits:
+        return 1 / (32 * weight)
+    slack = (ROUNDED_PARTS / (2 * weight)).repeat(1, 1, built.data.v.shape[-1])
+    slack[:, :, list(built.special)] = torch.inf
+    return slack
 
 
 def wrong_rows(truth: Truth, observed: Observed, examiner: Examiner) -> Tensor:

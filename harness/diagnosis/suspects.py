@@ -142,8 +142,11 @@ class Court:
         return difference(self.observed.zeroed, other.zeroed, self.truth.bound, self.truth.case.dtype)
 
     def _certified_distance(self, other: Observed) -> float:
+        truth = self.truth
         distances = [
-            difference(mine, other.certified[name], certificate_slack(self.truth.recipes[name]), self.truth.case.dtype)
+            difference(
+                mine, other.certified[name], certificate_slack(truth.recipes[name], truth.traits), truth.case.dtype
+            )
             for name, mine in self.observed.certified.items()
         ]
         return max((float(rows.max()) for rows in distances), default=0.0)

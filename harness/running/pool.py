@@ -180,6 +180,7 @@ class WorkerProcess:
                 judged, stage = Record.from_json(reply["judged"], WORKERS, job.case), "explain"
             elif "stage" in reply:
                 stage = reply["stage"]
+                lost = lost.replace(device=reply.get("device", lost.device))
             elif "record" in reply:
                 if not reply["healthy"]:
                     self.renew()

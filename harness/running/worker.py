@@ -5,7 +5,8 @@ output when it started; what a library prints goes to standard error instead. It
 library under test, nothing else, so it can live in another environment than its parent.
 
     parent -> {"op": "examine", "case": {...}, "adapter": "...", "options": {...}}
-    worker -> {"stage": "run"} ...                        where it is, for the parent's time limits
+    worker -> {"stage": "run"} ...                        where it is, for the parent's time limits; at "start" with the
+                                                          "device", for the record of a case that ends the process
     worker -> {"record": {...}, "healthy": true}          or {"usage_error": "..."} or {"error": "..."}
 
 "examine_many" takes "cases" and "suites". It is answered by {"settled": {...}, "index": n} for each case that needs no
@@ -58,6 +59,7 @@ class Worker:
         options = RunOptions(**request["options"])
         adapter, mutate = self._adapter(request["adapter"], options.fault)
         device = pick_device(adapter)
+        self.reply({"stage": "start", "device": device_name(device)})
         if request["op"] == "examine_many":
             self._examine_many(request, options, adapter, device)
             return

@@ -20,6 +20,8 @@ from harness.cli.explain import explain as explain_command
 from harness.cli.xray import xray as xray_command
 from harness.diagnosis.blame import blame_fault
 from harness.diagnosis.explaining import MAX_LINES, confirm, explain
+from harness.emulation import flashinfer as emulated_flashinfer
+from harness.emulation import kernel as emulated_kernel
 from harness.faults.catalogue.building import kernel
 from harness.faults.protocol import Fault, FaultClass
 from harness.faults.registry import load_fault
@@ -186,6 +188,36 @@ def test_a_case_too_large_is_not_begun(shooting, examiner_of, wrong):
     examiner = examiner_of(case, FA3)
     said = explain(examiner, wrong(examiner), range_=shooting)
     assert "shrink it first" in said.lines[0]
+
+
+def test_a_kernel_that_rounds_its_splits_is_explained_by_an_emulation_that_does_not(
+    shooting, examiner_of, wrong, monkeypatch
+):
+    """FlashInfer fa2 on a GPU leaves 13 keys of difference in a special column of FLAT, and 0.05 in the others."""
+    name = "bidirectional-window-chunks-short"
+    examiner = examiner_of(load_fault(name).smallest, "flashinfer-paged-fa2@emulated", load_fault(name))
+    adapter, combine = examiner.adapter, emulated_kernel._combine
+
+    def rounding(hooks, states, grouped, head_dim_vo, launch):
+        rounded = []
+        for state in states:
+            total = state.total.clamp(min=1e-30)
+            rounded.append(dataclasses.replace(state, acc=(state.acc / total).bfloat16().float() * total))
+        assert len(states) > 1
+        return combine(hooks, rounded, grouped, head_dim_vo, launch)
+
+    class Rounding:
+        def __getattr__(self, attribute):
+            return getattr(adapter, attribute)
+
+        def run(self, plan, batch):
+            with monkeypatch.context() as patch:
+                patch.setattr(emulated_flashinfer, "SPLIT_KEYS", 128)
+                patch.setattr(emulated_kernel, "_combine", rounding)
+                return adapter.run(plan, batch)
+
+    examiner.adapter = Rounding()
+    assert explain(examiner, wrong(examiner), range_=shooting).fault == name
 
 
 # -- black boxes ---------------------------------------------------------------------------------

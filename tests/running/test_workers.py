@@ -107,7 +107,7 @@ def test_worker_is_replaced_after_each_death(worker: WorkerProcess) -> None:
 
 def test_hang_costs_one_case(worker: WorkerProcess) -> None:
     record = worker.examine(job("Hangs"), RunOptions(time_limit=2.0, rerun=False))
-    assert record.verdict is Verdict.TIMEOUT
+    assert (record.verdict, record.device) == (Verdict.TIMEOUT, "cpu")
     assert "2 s in run" in record.reason
     assert worker.examine(job("MyKernel"), ONCE).verdict is Verdict.PASS
 
