@@ -61,7 +61,8 @@ def _requests(value: object, where: str) -> tuple[Request, ...]:
     rows = []
     for i, pair in enumerate(value):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(map(_is_int, pair)):
-            raise CaseError(f"{where}[{i}] is {pair!r}; give two integers [prefix_len, extend_len].")
+            shown = tuple(pair) if isinstance(pair, tuple) else pair  # a Request of another length has no repr
+            raise CaseError(f"{where}[{i}] is {shown!r}; give two integers [prefix_len, extend_len].")
         if min(pair) < 0:
             raise CaseError(f"{where}[{i}] is {list(pair)}; lengths must not be negative.")
         if sum(pair) >= INT32_LIMIT:
@@ -72,7 +73,7 @@ def _requests(value: object, where: str) -> tuple[Request, ...]:
 
 def _plain(rows: Sequence[Any]) -> bool:
     """Whether they are Requests as they should be: in few steps each, as a group that is merged has a thousand."""
-    if set(map(type, rows)) != {Request}:
+    if set(map(type, rows)) != {Request} or set(map(len, rows)) != {2}:
         return False
     lengths = list(chain.from_iterable(rows))
     return set(map(type, lengths)) == {int} and min(lengths) >= 0 and max(map(sum, rows)) < INT32_LIMIT

@@ -36,8 +36,9 @@ class TritonPasses(TorchPasses):
         new = functools.partial(torch.empty, dtype=torch.float64, device=k.device)
         out_k, out_v = new((*shape, dk)), new((*shape, 2 * dv if squares else dv))
         found = new((2, *shape[:2], blocks) if sizes else (0,))
-        self._kernels.gather[(blocks, shape[0] * heads)](
-            k, v, index.low, index.middle, index.high, out_k, out_v, found, shape[2], chunk.begin, chunk.bucket.prefix,
+        self._kernels.gather[(shape[0] * heads * blocks,)](
+            k, v, index.low, index.middle, index.high, out_k, out_v, found,
+            blocks, shape[2], chunk.begin, chunk.bucket.prefix,
             heads, dk, dv, at_once, wide_k, wide_v, squares, sizes,
         )  # fmt: skip
         return Keys(out_k, out_v, *(found.amax(-1) if sizes else (None, None)))

@@ -144,7 +144,7 @@ def _bucket(
     passes = passes_on(q.device)
     running = MomentSums() if moments else None
     top = keep = leg = rest = None
-    for begin, end in bucket.chunks(max(1, most // (batch * rows * case.num_qo_heads)), split):
+    for begin, end in bucket.chunks(_most_columns(case, batch, rows, most, fused), split):
         chunk = Chunk(bucket, index, begin, end, bucket.splits(begin, end, split))
         keys = passes.gather(chunk, data, squares=fused, sizes=moments)
         k, values = (each.view(batch, hkv, chunk.splits, -1, each.shape[-1]) for each in (keys.k, keys.values))
@@ -169,6 +169,13 @@ def _bucket(
         of_moments, linear, square = running.found(top)
     scalars = torch.cat([top, leg[1], rest[1], *of_moments], -1)
     return _Sums(scalars, leg[0], rest[0], linear, square).of(lambda each: each.flatten(0, 3))
+
+
+def _most_columns(case: AttentionCase, batch: int, rows: int, most: int, fused: bool) -> int:
+    """Of a chunk: with at most `most` scores, and on a GPU four times as many gathered numbers, which are more where
+    tiles have few rows."""
+    gathered = case.num_kv_heads * (case.head_dim_qk + 2 * case.head_dim_vo) // 4 if fused else 0
+    return max(1, most // (batch * max(rows * case.num_qo_heads, gathered)))
 
 
 def _weighted(p: Tensor, values: Tensor, total: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -215,15 +222,3 @@ def _finished(case: AttentionCase, sinks: Tensor | None, sums: _Sums, q_norm: Te
 def on_gpu(device: torch.device) -> bool:
     """Whether to compute as a GPU does it best."""
     return device.type != "cpu"
-
-
-def _gathered(rows: Tensor, gather: Tensor, *, squares: bool = False) -> Tensor:
-    """fp64 [B, heads, keys, d] of rows [n, heads, d], contiguous; with `squares` [.., 2 d], v and v^2."""
-    found = rows[gather].transpose(1, 2)
-    if not squares:
-        return found.to(torch.float64, memory_format=torch.contiguous_format)
-    both = torch.empty((*found.shape[:-1], 2 * rows.shape[-1]), dtype=torch.float64, device=rows.device)
-    value, square = both.chunk(2, -1)
-    value.copy_(found)
-    torch.mul(value, value, out=square)
-    return both

@@ -16,14 +16,16 @@ def key_of(column, prefix, low, middle, high):
     return tl.where(key < tl.where(column < prefix, middle, high), key, -1)
 
 
-@triton.jit(do_not_specialize=[*_INDEX, "columns", "begin", "prefix"])
+@triton.jit(do_not_specialize=[*_INDEX, "blocks", "columns", "begin", "prefix"])
 def gather(
-    k, v, low, middle, high, out_k, out_v, sizes, columns, begin, prefix,
+    k, v, low, middle, high, out_k, out_v, sizes, blocks, columns, begin, prefix,
     HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr,
     WIDE_K: tl.constexpr, WIDE_V: tl.constexpr, SQUARES: tl.constexpr, SIZES: tl.constexpr,
 ):  # fmt: skip
-    """ROWS columns of one tile and kv head; sizes: fp64 [2, tiles * heads, blocks], largest |k| and |v_j| of these."""
-    block, of = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """ROWS columns of one tile and kv head, which has `blocks` of them; sizes: fp64 [2, tiles * heads, blocks], the
+    largest |k| and |v_j| of these."""
+    # One dimension: a grid's others end at 65535, and many short requests have more tiles and heads.
+    block, of = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     tile, head = of // HEADS, of % HEADS
     local = block * ROWS + tl.arange(0, ROWS)
     first = tl.load(low + tile)
@@ -44,9 +46,8 @@ def gather(
     else:
         tl.store(out_v + place * DV + here, y, mask=mask_v)
     if SIZES:
-        blocks = tl.num_programs(0)
-        tl.store(sizes + of * blocks + block, tl.sqrt(tl.max(tl.sum(x * x, 1), 0)))
-        tl.store(sizes + (tl.num_programs(1) + of) * blocks + block, tl.max(tl.max(tl.abs(y), 1), 0))
+        tl.store(sizes + tl.program_id(0), tl.sqrt(tl.max(tl.sum(x * x, 1), 0)))
+        tl.store(sizes + tl.num_programs(0) + tl.program_id(0), tl.max(tl.max(tl.abs(y), 1), 0))
 
 
 @triton.jit(do_not_specialize=[*_INDEX, "columns", "splits", "heads", "rows", "of_tile", "begin", "prefix"])

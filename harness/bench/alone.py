@@ -16,7 +16,8 @@ from cases.recipes import LogicalData
 from cases.schema import AttentionCase
 from cases.together import merged, merged_data
 from harness.adapters.protocol import Adapter
-from harness.running.examine import synchronize
+from harness.errors import UsageError
+from harness.running.examine import AdapterFailure, adapter_at_work, synchronize
 from harness.running.options import RunOptions
 from harness.running.together import MOST_CASES, groups
 from references.golden import golden_attention
@@ -49,18 +50,26 @@ class KernelAndGolden:
                 data = merged_data(own, device)
                 levels = [case.poison.weaker(adapter.poison) for case in own]
                 self._groups.append(_Group(merged(own), data, build_batches(own, data, levels)))
-        for group in self._groups:
-            for batch in group.batches:
-                if hasattr(adapter, "prepare"):
-                    adapter.prepare(batch.case)
 
     def run(self) -> None:
-        """Every case once. The device is waited for at the end."""
-        for group in self._groups:
-            golden_attention(group.whole, group.data, moments=True)
-            for batch in group.batches:
-                self.adapter.run(self.adapter.plan(batch), batch)
+        """Every case once. The device is waited for at the end. Raises UsageError for what the adapter raises."""
+        try:
+            for group in self._groups:
+                golden_attention(group.whole, group.data, moments=True)
+                for batch in group.batches:
+                    self._run(batch)
+        except AdapterFailure as failure:
+            raise UsageError(f"{self.adapter.name} failed when its kernels were timed alone: {failure}") from failure
         synchronize(self.device)
+
+    def _run(self, batch: AttentionBatch) -> None:
+        if hasattr(self.adapter, "prepare"):
+            with adapter_at_work("prepare"):
+                self.adapter.prepare(batch.case)
+        with adapter_at_work("plan"):
+            plan = self.adapter.plan(batch)
+        with adapter_at_work("run"):
+            self.adapter.run(plan, batch)
 
     def rate(self, seconds: float) -> float:
         """Cases per second, of whole passes that take `seconds` or a little longer."""

@@ -197,13 +197,13 @@ def measure(
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         stages = stage_seconds(mix.cases(cases, 1 << 21), adapter, device, options, writer)
         writer.close()
+    _refuse_other_verdicts(mix, adapter, verdicts)
     spared = KernelAndGolden(mix.cases(cases, 1 << 22), adapter, options, device)
     spared.run()  # warm
     clock = Clock(seconds / 2)
     alone = [spared.rate(0.0)]
     while len(alone) < runs and not clock.is_over:
         alone.append(spared.rate(0.0))
-    _refuse_other_verdicts(mix, adapter, verdicts)
     return Measurement(
         mix=mix.name,
         adapter=adapter.name,

@@ -130,10 +130,10 @@ class Together:
             code = self.members[number - 1].wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             return UsageError(f"{who}; its last words, if any, stand above.")
+        if code == -signal.SIGKILL:  # as a machine does that has no memory left
+            return UsageError(f"{who}: killed by SIGKILL; with fewer --processes each has more room.")
         if code < 0:
-            return UsageError(
-                f"{who}: killed by {signal.Signals(-code).name}; with fewer --processes each has more room."
-            )
+            return UsageError(f"{who}: killed by signal {-code}; its last words, if any, stand above.")
         return UsageError(f"{who} with code {code}; its last words stand above.")
 
 

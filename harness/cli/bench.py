@@ -73,6 +73,8 @@ def bench(
     if not limit > 0:
         raise UsageError("--seconds and --minutes must be above 0.")
     torch.set_num_threads(threads)
+    if output is not None and output.is_dir():
+        raise UsageError(f"cannot write {output}: it is a folder; name a file.")
     before = {} if baseline is None else read_baseline(baseline)
     chosen = chosen_mixes(mix or ["short"])
     console = make_console(stderr=as_json)
@@ -106,10 +108,10 @@ def bench(
                 print_stages(console, [(_label(row), row["milliseconds"]) for row in rows])
             else:
                 print_measurements(console, rows, before)
-            if output is not None:
-                _write(output, body)
             if as_json:
                 print(json.dumps(body))
+            if output is not None:
+                _write(output, body)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -125,6 +125,39 @@ def test_kernel_and_golden_alone_are_run_on_inputs_that_are_there(monkeypatch: p
         assert float((outs[case.id] - exact).abs().max()) < 0.02, "a kernel on its own inputs"
 
 
+@pytest.mark.parametrize("member", ["prepare", "plan", "run"])
+def test_an_adapter_that_raises_is_told(member: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError("boom")
+
+    adapter = load_adapter(ADAPTER)
+    monkeypatch.setattr(adapter, member, fails, raising=False)
+    with pytest.raises(UsageError, match="gave 1 CRASH instead of PASS"):
+        measure(SMALL, adapter, CPU, cases=1, runs=1, loops=False)
+    spared = KernelAndGolden(SMALL.cases(1), adapter, RunOptions(evidence="bound"), CPU)
+    with pytest.raises(UsageError, match=f"timed alone: {member} raised ValueError: boom"):
+        spared.run()
+
+
+def test_a_case_is_prepared_right_before_its_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str]] = []
+    adapter = load_adapter(ADAPTER)
+    plan = adapter.plan
+    monkeypatch.setattr(adapter, "prepare", lambda case: seen.append(("prepare", case.id)), raising=False)
+    monkeypatch.setattr(adapter, "plan", lambda batch: (seen.append(("plan", batch.case.id)), plan(batch))[1])
+    cases = SMALL.cases(2)
+    KernelAndGolden(cases, adapter, RunOptions(evidence="bound"), CPU).run()
+    assert seen == [(what, case.id) for case in cases for what in ("prepare", "plan")]
+
+
+def test_a_folder_as_output_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    register("bench")
+    ran = CliRunner().invoke(app, ["bench", "--output", str(tmp_path)])
+    assert isinstance(ran.exception, UsageError)
+    assert str(ran.exception) == f"cannot write {tmp_path}: it is a folder; name a file."
+    assert "measuring" not in ran.output
+
+
 def test_stages_add_up() -> None:
     measured = measure(SMALL, load_adapter(ADAPTER), CPU, cases=3, runs=2, seconds=30)
     assert len(measured.rate.rates) == 2

@@ -77,6 +77,12 @@ def test_reading_does_not_depend_on_key_order(original: AttentionCase) -> None:
     assert AttentionCase.from_json(backwards).id == original.id
 
 
+@pytest.mark.parametrize("numbers", [(1,), (1, 2, 3)])
+def test_a_request_of_another_length_is_refused(numbers: tuple[int, ...]) -> None:
+    with pytest.raises(CaseError, match=r"requests\[1\] is .*; give two integers"):
+        AttentionCase(requests=(Request(3, 2), tuple.__new__(Request, numbers)))
+
+
 # Pinned: an id that moves orphans every record, baseline and corpus file ever written.
 PINNED_IDS = {
     "default": (case(), "092c6cc24f07"),

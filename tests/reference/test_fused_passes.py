@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from cases.recipes import LogicalData
+from cases.schema import AttentionCase, Request
+from references import golden
+from references.fused_passes import TritonPasses
+from references.passes import Chunk
+from references.tiles import BucketIndex, make_plan
 from tests.fused import run_script
 
 COMPARE = """
@@ -71,6 +80,38 @@ print("compared")
 @pytest.mark.parametrize("script", [COMPARE, GOLDEN], ids=["passes", "golden"])
 def test_triton_interpreted_on_a_cpu(script: str) -> None:
     run_script(script, "cpu", interpreted=True)
+
+
+def test_many_short_requests_fit_a_grid() -> None:
+    """A grid's second dimension ends at 65535 programs, its first at 2^31 - 1."""
+    grids: list[tuple[int, ...]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    case = AttentionCase(
+        requests=(Request(40, 1),) * 9000, num_qo_heads=8, num_kv_heads=8, head_dim_qk=8, head_dim_vo=8
+    )
+    (bucket,) = make_plan(case, split_legs=True, most_scores=1 << 28, device="cuda").buckets
+    of_rows, of_tiles = torch.zeros((9000, 1), dtype=torch.int64), torch.zeros((9000, 1), dtype=torch.int64)
+    chunk = Chunk(bucket, BucketIndex(*[of_rows] * 3, *[of_tiles] * 3), 0, 41, 1)
+    rows = torch.zeros(1, 8, 8)
+    passes = TritonPasses(SimpleNamespace(gather=Kernel(), peaks=Kernel(), weigh=Kernel()))
+    keys = passes.gather(chunk, LogicalData(rows, rows, rows, None), squares=True, sizes=True)
+    s = torch.zeros(9000, 8, 1, 1, 41, dtype=torch.float64)
+    passes.weigh(s, passes.peaks(s, chunk, sizes=False).top, chunk, squares=False)
+    assert keys.k.shape == (9000, 8, 41, 8)
+    assert grids == [(72000,)] * 3
+
+
+def test_what_is_gathered_of_many_decodes_is_bounded() -> None:
+    case = AttentionCase(requests=(Request(8191, 1),) * 64, num_qo_heads=32, num_kv_heads=8)
+    most = 1 << 20
+    columns = golden._most_columns(case, 64, 1, most, True)
+    assert columns * 64 * max(32, 8 * 3 * 64 // 4) <= most < (columns + 1) * 64 * 8 * 3 * 64 // 4
+    assert golden._most_columns(case, 64, 1, most, False) == most // (64 * 32), "a CPU keeps to its caches"
 
 
 @pytest.mark.gpu
