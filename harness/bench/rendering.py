@@ -15,7 +15,7 @@ from harness.errors import UsageError
 
 SHARES = (
     "harness share: of the stages' sum, all but kernel and golden; "
-    "of wall: how much slower cases are examined than kernel and golden alone would be given to the device"
+    "of wall: the share of the rate of kernel and golden alone that is lost, nothing waited for stage by stage"
 )
 SHARED_SHARE = "of wall together: the same where the processes share the device"
 
@@ -43,7 +43,7 @@ def print_measurements(console: Console, rows: list[dict[str, Any]], baseline: d
             row["mix"],
             row["adapter"],
             f"{rate['median']:.1f}",
-            f"{rate['spread']:.0%}",
+            "" if len(rate.get("runs", ())) == 1 else f"{rate['spread']:.0%}",
             "" if shared is None else f"{shared['median']:.1f} by {row['processes']}",
             *(f"{ratios[name]:.2f}" if name in ratios else "" for name in ("straight fp64", "straight fp32")),
             f"{row['harness_share']:.0%}",

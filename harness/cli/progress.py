@@ -50,18 +50,18 @@ class RunProgress:
         """One more record is there; findings are told at once."""
         self.verdicts[record.verdict] += 1
         if record.verdict.is_finding or record.verdict is Verdict.ERROR:
-            self._tell(f"{record.verdict} {record.adapter} {record.case.id} {record.case.name}: {record.reason}")
+            self.tell(f"{record.verdict} {record.adapter} {record.case.id} {record.case.name}: {record.reason}")
         done = sum(self.verdicts.values())
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=f"{self.label} {self._counts()}")
         elif time.monotonic() >= self._next_line or done == self.total:
             self._next_line = time.monotonic() + PLAIN_EVERY
-            self._tell(f"{done}/{self.total} {self.label}: {self._counts()}")
+            self.tell(f"{done}/{self.total} {self.label}: {self._counts()}")
 
     def _counts(self) -> str:
         return ", ".join(f"{count} {verdict}" for verdict, count in sorted(self.verdicts.items()))
 
-    def _tell(self, line: str) -> None:
+    def tell(self, line: str) -> None:
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:

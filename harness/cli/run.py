@@ -142,6 +142,10 @@ def run_and_record(
             if not records:
                 raise
             problem = why
+        except KeyboardInterrupt:
+            if records:
+                progress.tell(f"{len(records)} of {len(jobs)} cases are judged; records: {path}")
+            raise
         finally:
             writer.close()
     console = make_console(stderr=as_json)

@@ -65,6 +65,20 @@ def test_an_interrupted_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.M
     assert load_records([tmp_path]).planned == ((CASE.id, "a"),)
 
 
+def test_an_interrupted_run_says_where_its_records_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_jobs(jobs: list[Job], options: RunOptions, on_record: Callable[[Record], None], **_: object) -> None:
+        on_record(Record(case=CASE, adapter="a", verdict=Verdict.PASS))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_jobs", run_jobs)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_and_record([Job(CASE, "a")] * 3, RunOptions(), tmp_path)
+    (file,) = tmp_path.glob("run-*.jsonl")
+    assert f"1 of 3 cases are judged; records: {file}" in "".join(capsys.readouterr().err.split("\n"))
+
+
 def ticks(pid: int) -> int:
     """Processor time that it used; 0 if it is gone."""
     try:
