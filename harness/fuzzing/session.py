@@ -148,6 +148,9 @@ class Session:
         each = None if seconds is None else seconds * workers / len(shares)
         problems: list[BaseException] = []
 
+        # Not Thread.join: up to Python 3.12, one that Ctrl-C interrupts takes the thread for ended (bpo-45274).
+        ended = [threading.Event() for _ in range(workers)]
+
         def work(index: int) -> None:
             try:
                 while not self._halt.is_set():
@@ -160,25 +163,29 @@ class Session:
                 if not self._halt.is_set():  # else its worker was ended under it
                     problems.append(problem)
                     self._halt.set()
+            finally:
+                ended[index].set()
 
         threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(workers)]
         try:
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.2)
+            for end in ended:
+                while not end.wait(0.2):
+                    pass
         except KeyboardInterrupt:
             self.result.interrupted = True
             self._halt.set()
             self._progress.tell("interrupted: ending the cases in flight; again Ctrl-C to end at once")
-            for thread in threads:
-                thread.join(FAREWELL / len(threads))
+            for thread, end in zip(threads, ended, strict=True):
+                if thread.ident is not None:  # else Ctrl-C came before it was started
+                    end.wait(FAREWELL / len(ended))
         finally:
             for kernels in self._kernels:
                 kernels.stop()
-            for thread in threads:
-                thread.join(FAREWELL)
+            for thread, end in zip(threads, ended, strict=True):
+                if thread.ident is not None:
+                    end.wait(FAREWELL)
         if problems:
             raise problems[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from harness.fuzzing.findings import read_finding
 from harness.fuzzing.kernels import LocalKernels
 from harness.fuzzing.promoting import promote_finding
 from harness.fuzzing.session import Session, SessionOptions, SessionResult
-from harness.record import read_records
+from harness.record import Record, read_records
 from harness.running.options import RunOptions
 from harness.verdict import Verdict
 from tests.child_processes import child_process
@@ -192,6 +193,30 @@ def test_ctrl_c_ends_cleanly_with_everything_kept(tmp_path: Path) -> None:
     records = list(read_records(folder / "records.jsonl"))
     assert records
     assert {r.verdict for r in records} == {Verdict.PASS}
+
+
+class PressesCtrlC(LocalKernels):
+    """Ctrl-C comes in the middle of the third case that fails, which takes a second more."""
+
+    failed = 0
+
+    def examine(self, case: AttentionCase, options: RunOptions) -> Record:
+        record = super().examine(case, options)
+        self.failed += record.verdict.is_finding
+        if self.failed == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        return record
+
+
+def test_ctrl_c_waits_for_the_case_in_flight_and_keeps_what_is_being_shrunk(tmp_path: Path) -> None:
+    kernels = PressesCtrlC(SWA, "window-one-too-wide")
+    options = SessionOptions((SWA,), seed=2, examples=100)
+    result = Session(options, RunOptions(), tmp_path, make_kernels=lambda *_: kernels).run()
+    assert (result.interrupted, kernels.failed) == (True, 3)
+    assert [f.explanation.lines for f in result.findings] == [("not explained: the session was interrupted.",)]
+    assert result.shrink_runs > 0
+    assert json.loads((tmp_path / "fuzz" / result.folder.name / "session.json").read_text())["findings"]
 
 
 def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
