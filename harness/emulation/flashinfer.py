@@ -117,6 +117,7 @@ class _Wrapper:
         self._workspace = workspace
         self._layout = KvLayout(kv_layout)
         self._backend = backend
+        self.fills_after_scale = False  # as decode.cuh does, FlashInfer's decode without tensor cores
         self._state: PlanState | None = None
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
@@ -165,7 +166,8 @@ class _Wrapper:
 
     def _masked_score(self, state: PlanState) -> float:
         """Natural score of a masked key: the sentinel is put in before sm_scale, but after a soft cap."""
-        return SENTINEL / LOG2_E if state.use_soft_cap else SENTINEL * state.sm_scale
+        after_scale = state.use_soft_cap or self.fills_after_scale
+        return SENTINEL / LOG2_E if after_scale else SENTINEL * state.sm_scale
 
     @staticmethod
     def _lse(launch: Launch, natural: Tensor) -> Tensor:

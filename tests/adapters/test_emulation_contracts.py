@@ -10,6 +10,7 @@ from cases.batch import build_batch
 from cases.schema import AttentionCase, Execution, Mode
 from harness.adapters.flash_attention import FlashAttention2, FlashAttention3, FlashAttention4
 from harness.adapters.flashinfer import FlashInferPagedFa3, FlashInferSwaMerge
+from harness.adapters.sglang.flashinfer_module import make_classes
 from harness.emulation.flash_attention import EmulatedFlashAttention
 from harness.emulation.flashinfer import EmulatedFlashInfer
 from harness.emulation.hooks import EmulatedCudaError, Hooks
@@ -224,3 +225,17 @@ def test_slots_outside_the_pool_are_an_illegal_access():
     wild = Hooks(slot=lambda request, operand, positions, slots: slots + 10**6)
     with pytest.raises(EmulatedCudaError, match="slot outside"):
         worst(CASE, FlashAttention4(EmulatedFlashAttention("fa4", wild)))
+
+
+@pytest.mark.parametrize(("use_tensor_cores", "expected"), [(True, 0.0), (False, 1.0)])
+def test_a_decode_without_tensor_cores_fills_after_the_scale(use_tensor_cores: bool, expected: float) -> None:
+    """Scores of -5120: below -5e4 / 16, what a masked key of prefill.cuh gets, above -5e4 / log2(e) of decode.cuh."""
+    wrapper = make_classes(EmulatedFlashInfer())["BatchDecodeWithPagedKVCacheWrapper"](
+        torch.zeros(1 << 20, dtype=torch.uint8), use_tensor_cores=use_tensor_cores
+    )
+    indptr, indices, last = (torch.tensor(each, dtype=torch.int32) for each in ([0, 3], [1, 2, 3], [1]))
+    bf16 = torch.bfloat16
+    wrapper.begin_forward(indptr, indices, last, 1, 1, 256, 1, data_type=bf16, q_data_type=bf16)
+    q, k, v = torch.ones(1, 1, 256), torch.full((5, 1, 256), -320.0), torch.ones(5, 1, 256)
+    out = wrapper.forward(q.to(bf16), (k.to(bf16), v.to(bf16)), sm_scale=256**-0.5)
+    assert torch.equal(out, torch.full((1, 1, 256), expected, dtype=bf16))

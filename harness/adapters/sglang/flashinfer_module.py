@@ -117,9 +117,17 @@ def make_classes(library: Any) -> dict[str, Any]:
 
         is_cuda_graph_enabled = False
 
-        def __init__(self, workspace: Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False, **_: Any) -> None:
+        def __init__(
+            self,
+            workspace: Tensor,
+            kv_layout: str = "NHD",
+            use_cuda_graph: bool = False,
+            use_tensor_cores: bool = False,
+            **_: Any,
+        ) -> None:
             _no_graph(use_cuda_graph)
             self._wrapper = library.paged_wrapper(workspace, kv_layout, "fa2")
+            self._wrapper.fills_after_scale = not use_tensor_cores
 
         def begin_forward(
             self,
