@@ -61,7 +61,8 @@ def _requests(value: object, where: str) -> tuple[Request, ...]:
     rows = []
     for i, pair in enumerate(value):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(map(_is_int, pair)):
-            shown = tuple(pair) if isinstance(pair, tuple) else pair  # a Request of another length has no repr
+            # A Request of another length has no repr.
+            shown = tuple(pair) if isinstance(pair, tuple) and len(pair) != 2 else pair
             raise CaseError(f"{where}[{i}] is {shown!r}; give two integers [prefix_len, extend_len].")
         if min(pair) < 0:
             raise CaseError(f"{where}[{i}] is {list(pair)}; lengths must not be negative.")

@@ -121,10 +121,10 @@ class Session:
         """Run every engine. Raises UsageError for an adapter that cannot be had; Ctrl-C ends the session early."""
         seconds = None if self.options.minutes is None else 60 * self.options.minutes
         examples = None if self.options.examples is None else self.options.examples * len(self.options.adapters)
-        self._write_session("running")
         try:
             with FuzzProgress(examples, seconds) as self._progress:
                 try:
+                    self._write_session("running")  # from here on there is a session, which Ctrl-C ends
                     self._run_engines(seconds)
                 except KeyboardInterrupt:  # a second one, or one while it was starting or ending
                     self.result.interrupted = True
