@@ -16,6 +16,15 @@ def key_of(column, prefix, low, middle, high):
     return tl.where(key < tl.where(column < prefix, middle, high), key, -1)
 
 
+@triton.jit
+def interval_of(row, first, last, low, middle, high, splits, heads, rows, of_tile):
+    """The interval of packed keys that a row of scores sees, and where the keys of its tile lie."""
+    tile = row // (rows * splits * heads)
+    query = tile * of_tile + row % rows % of_tile
+    of_low, of_middle, of_high = tl.load(low + tile), tl.load(middle + tile), tl.load(high + tile)
+    return tl.load(first + query), tl.load(last + query), of_low, of_middle, of_high
+
+
 @triton.jit(do_not_specialize=[*_INDEX, "blocks", "columns", "begin", "prefix"])
 def gather(
     k, v, low, middle, high, out_k, out_v, sizes, blocks, columns, begin, prefix,
@@ -57,11 +66,10 @@ def peaks(
 ):  # fmt: skip
     """One row of scores: the largest visible one, and the largest |s|; found: fp64 [1 or 2, rows of all]."""
     row = tl.program_id(0).to(tl.int64)
-    tile = row // (rows * splits * heads)
-    query = tile * of_tile + row % rows % of_tile
-    seen_from, seen_to = tl.load(first + query), tl.load(last + query)
-    of_low, of_middle, of_high = tl.load(low + tile), tl.load(middle + tile), tl.load(high + tile)
     start = begin + row // rows % splits * columns
+    seen_from, seen_to, of_low, of_middle, of_high = interval_of(
+        row, first, last, low, middle, high, splits, heads, rows, of_tile
+    )
     top = tl.full((BLOCK,), float("-inf"), dtype=tl.float64)
     size = tl.zeros((BLOCK,), dtype=tl.float64)
     at = 0
@@ -87,11 +95,10 @@ def weigh(
     """One row of scores: s = exp(s - top) where visible, else 0; p_squared = its square; sums of both, [3, rows of
     all]: before the cut, from it, of the squares."""
     row = tl.program_id(0).to(tl.int64)
-    tile = row // (rows * splits * heads)
-    query = tile * of_tile + row % rows % of_tile
-    seen_from, seen_to = tl.load(first + query), tl.load(last + query)
-    of_low, of_middle, of_high = tl.load(low + tile), tl.load(middle + tile), tl.load(high + tile)
     start = begin + row // rows % splits * columns
+    seen_from, seen_to, of_low, of_middle, of_high = interval_of(
+        row, first, last, low, middle, high, splits, heads, rows, of_tile
+    )
     largest = tl.load(top + row // (rows * splits) * rows + row % rows)
     largest = tl.where(largest == float("-inf"), 0.0, largest)  # a row with no key yet: exp(-inf), not NaN
     leg = tl.zeros((BLOCK,), dtype=tl.float64)

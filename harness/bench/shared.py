@@ -5,8 +5,11 @@ started once, at the first need, and measure one mix after another: each loads t
 waits; all begin on one signal and count what they finish in a window of fixed length. Between mixes they wait for a
 line, without work and without what they kept on the device.
 
-    parent -> {"mix": "short"}      member -> {"ready": true}     once warm
-    parent -> {"seconds": 5.0}      member -> {"rate": 41.5}      cases per second in a window that long
+    parent -> {"mix": "short"}      member -> {"ready": true}     which the next lines are about
+    parent -> {"warm": "examine"}   member -> {"ready": true}     once it has examined cases; "alone": once it has built
+                                                                  inputs and run kernel and golden on them
+    parent -> {"examine": 5.0}      member -> {"rate": 41.5}      cases per second in a window that long; "alone": of
+                                                                  kernel and golden alone
     parent -> {"rest": true}        member -> {"ready": true}     once what it kept is given back
                                     member -> {"usage_error": "..."} instead of any of these, and its end
 """

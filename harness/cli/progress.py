@@ -62,6 +62,7 @@ class RunProgress:
         return ", ".join(f"{count} {verdict}" for verdict, count in sorted(self.verdicts.items()))
 
     def tell(self, line: str) -> None:
+        """A line of its own, above the bar where there is one."""
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:
