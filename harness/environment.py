@@ -43,15 +43,29 @@ def gpu_ids() -> tuple[str, ...]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(gpu.strip() for gpu in visible.split(",") if gpu.strip() not in ("", "-1"))
+    return tuple(index for index in _driver_says("index") if index.isdigit())
+
+
+@functools.cache
+def least_gpu_memory() -> int:
+    """Bytes of the smallest GPU that the driver lists; 0 where there is none, or one of which it does not say."""
+    sizes = _driver_says("memory.total")  # in MiB
+    return min((int(size) << 20 if size.isdigit() else 0 for size in sizes), default=0)
+
+
+def _driver_says(what: str) -> list[str]:
+    """A property of each GPU; [] without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return ()
+        return []
     listing = subprocess.run(
-        [tool, "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True, timeout=60, check=False
+        [tool, f"--query-gpu={what}", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    if listing.returncode != 0:
-        return ()
-    return tuple(line.strip() for line in listing.stdout.splitlines() if line.strip().isdigit())
+    return [line.strip() for line in listing.stdout.splitlines()] if listing.returncode == 0 else []
 
 
 def core_count() -> int:

@@ -53,7 +53,7 @@ class RunSettings:
     """How the gate runs kernels, when it does."""
 
     workers: int | None
-    workers_per_gpu: int
+    workers_per_gpu: int | None
     python: str
     evidence: str
     time_limit: float
@@ -110,7 +110,12 @@ def gate(
     ] = "default",
     time_limit: Annotated[float, typer.Option("--time-limit", help="Seconds for one case, compiling apart.")] = 120.0,
     workers: Annotated[int | None, typer.Option("--workers", help="Worker processes.")] = None,
-    workers_per_gpu: Annotated[int, typer.Option("--workers-per-gpu", help="Workers that share one GPU.")] = 1,
+    workers_per_gpu: Annotated[
+        int | None,
+        typer.Option(
+            "--workers-per-gpu", help="Workers that share one GPU (default: as many as are worth it, 8 at most)."
+        ),
+    ] = None,
     python: Annotated[str, typer.Option("--python", help="Interpreter to run kernels in.")] = sys.executable,
     reports: Annotated[Path, typer.Option("--reports", help="Folder for records, baselines and the ledger.")] = Path(
         "reports"

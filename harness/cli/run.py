@@ -67,8 +67,10 @@ def run(
     evidence: EvidenceOption = "default",
     atol: AtolOption = None,
     repeats: RepeatsOption = 20,
-    workers: Annotated[int | None, typer.Option(help="Worker processes (default: one per GPU, or the cores).")] = None,
-    workers_per_gpu: Annotated[int, typer.Option(help="Workers that share one GPU.")] = 1,
+    workers: Annotated[int | None, typer.Option(help="Worker processes (without a GPU one per core).")] = None,
+    workers_per_gpu: Annotated[
+        int | None, typer.Option(help="Workers that share one GPU (default: as many as are worth it, 8 at most).")
+    ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for one case, compiling apart.")] = 120.0,
     python: PythonOption = sys.executable,
     reports: ReportsOption = Path("reports"),
@@ -113,7 +115,7 @@ def run_and_record(
     reports: Path,
     *,
     workers: int | None = None,
-    workers_per_gpu: int = 1,
+    workers_per_gpu: int | None = None,
     python: str = sys.executable,
     as_json: bool = False,
     verbose: bool = False,

@@ -29,6 +29,7 @@ from harness.faults.protocol import Fault
 from harness.faults.registry import load_fault
 from harness.faults.shots import Range, prepare
 from harness.figures import RELATION
+from harness.judging.cache import KIND as CACHE
 from harness.record import Record
 from harness.running.examine import AdapterFailure, DoesNotFit, Examiner
 from harness.verdict import Verdict
@@ -197,10 +198,14 @@ def _explain_failure(observed: Observed, suspects: list[Suspect]) -> Explanation
 
 def _like_no_fault(record: Record, truth: Truth, observed: Observed, wrong: Tensor) -> tuple[str, ...]:
     """The emulation of this path gives the same without any fault: a property of the path, or too small to see."""
-    related = [f"{e.kind}: {e.message}" for e in record.evidence if e.passed is False and e.kind.startswith(RELATION)]
+    failed = [e for e in record.evidence if e.passed is False]
+    related = [f"{e.kind}: {e.message}" for e in failed if e.kind.startswith(RELATION)]
     if related and not bool(wrong.any()):
         first = "every row is within its bound, but what should give the same answer does not:"
         return (first, *related)[:MAX_LINES]
+    overwritten = [e.message for e in failed if e.kind == CACHE]
+    if overwritten and not bool(wrong.any()):
+        return ("every row is within its bound, but the path overwrites the kv cache:", *overwritten)
     if not bool(wrong.any()):
         error = max(float(((one.out - truth.golden.out).abs() / (truth.bound + 1e-30)).max()) for one in observed.own)
         return (
@@ -208,7 +213,7 @@ def _like_no_fault(record: Record, truth: Truth, observed: Observed, wrong: Tens
             "an emulated kernel without fault gives the same; a fault of that size cannot be told from rounding "
             "on this case.",
         )
-    reasons = [e.message for e in record.evidence if e.passed is False]
+    reasons = [e.message for e in failed]
     lines = [
         "no fault: the emulation of this path gives the same without any, so this is how the library computes, "
         "or an error too close to the bound to tell faults apart",

@@ -1,6 +1,7 @@
 """Which evidence a case is given, and gathering it.
 
-    default       the case's own data against its row bound, LSE, FLAT and one more certificate
+    default       the case's own data against its row bound, LSE, FLAT and one more certificate, and what the kernel
+                  left in the kv cache
     certificate   the same with every certificate that applies
     metamorphic   the case's own data against its row bound, LSE, and the metamorphic relations
     all           all of the above
@@ -21,6 +22,7 @@ from cases.batch import AttentionBatch
 from cases.recipes import LogicalData, make_data
 from cases.schema import AttentionCase, Poison
 from harness.adapters.protocol import Adapter, AttentionOutput
+from harness.judging.cache import compare_cache
 from harness.judging.certify import chosen_recipes, judge_certificate
 from harness.judging.compare import compare_bound, compare_lse, compare_output
 from harness.judging.kept import golden_of
@@ -132,4 +134,8 @@ def _certificates(runs: Runs, options: RunOptions, poison: Poison) -> list[Evide
         batch, output = runs.run(built.data, poison)
         with runs.watch.stage("judge"):
             evidence.append(judge_certificate(name, batch, built, output, runs.adapter.lse_base, traits))
+            if (
+                name == names[0]
+            ):  # once is enough, and the case's own batch may be gone: see harness/running/together.py
+                evidence.append(compare_cache(batch, built.data))
     return evidence

@@ -52,7 +52,15 @@ class WorkerProcess:
 
     module = "harness.running.worker"  # what the process runs
 
-    def __init__(self, *, gpu: str | None = None, threads: int | None = None, python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        *,
+        gpu: str | None = None,
+        threads: int | None = None,
+        compilers: int | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        """compilers: that a library in it may start at once, unless MAX_JOBS (FlashInfer's, torch's) says already"""
         self.python = python
         self.environment = dict(os.environ)
         # The worker must find these packages even in an environment that does not have them installed.
@@ -63,6 +71,8 @@ class WorkerProcess:
             self.environment["CUDA_VISIBLE_DEVICES"] = gpu
         if threads is not None:
             self.environment["ATTN_HARNESS_THREADS"] = str(threads)
+        if compilers is not None:
+            self.environment.setdefault("MAX_JOBS", str(compilers))
         self._nursery: Nursery | None = None
         self._process: Forked | None = None
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()

@@ -14,23 +14,25 @@ from dataclasses import dataclass
 from harness.environment import core_count, gpu_ids
 from harness.errors import UsageError
 from harness.record import Record
+from harness.running import sharing
 from harness.running.options import Job, RunOptions
 from harness.running.pool import WorkerClosed, WorkerProcess
 from harness.running.together import MOST_CASES
 from harness.verdict import Stability, Verdict
 
 
-def default_workers(workers_per_gpu: int = 1) -> int:
-    """One worker per GPU; without a GPU one per core."""
+def default_workers(cases: int, per_gpu: int | None = None) -> int:
+    """`per_gpu` for each GPU, or as many as are worth it; without a GPU one per core."""
     gpus = len(gpu_ids())
-    return gpus * workers_per_gpu if gpus else core_count()
+    return gpus * (per_gpu or sharing.workers_per_gpu(cases)) if gpus else core_count()
 
 
-def make_worker(index: int, python: str = sys.executable) -> WorkerProcess:
-    """Worker number `index`, on its share of the GPUs, with one CPU thread: beside a GPU there are only small things
-    to compute, which threads make slower, and without one there is a worker per core."""
+def make_worker(index: int, python: str = sys.executable, of: int = 1) -> WorkerProcess:
+    """Worker number `index` `of` so many, on its share of the GPUs, with one CPU thread: beside a GPU there are only
+    small things to compute, which threads make slower, and without one there is a worker per core."""
     gpus = gpu_ids()
-    return WorkerProcess(gpu=gpus[index % len(gpus)] if gpus else None, threads=1, python=python)
+    gpu = gpus[index % len(gpus)] if gpus else None
+    return WorkerProcess(gpu=gpu, threads=1, compilers=sharing.compilers(of), python=python)
 
 
 Held = dict[int, Record]  # records that are judged and wait to be run again, by their job's identity
@@ -144,7 +146,7 @@ def run_jobs(
     on_record: Callable[[Record], None],
     *,
     workers: int | None = None,
-    workers_per_gpu: int = 1,
+    workers_per_gpu: int | None = None,
     python: str = sys.executable,
 ) -> None:
     """Examine every job, calling `on_record` in this thread as each ends, in no particular order.
@@ -153,9 +155,9 @@ def run_jobs(
     end if an adapter that had given an answer could not be loaded again: the other adapters' jobs go on. Whatever else
     ends the run early, KeyboardInterrupt too, is passed on after `on_record` was told what is judged by then.
     """
-    if (workers is not None and workers < 1) or workers_per_gpu < 1:
+    if any(given is not None and given < 1 for given in (workers, workers_per_gpu)):
         raise UsageError("--workers and --workers-per-gpu take a number of 1 or more.")
-    count = min(workers or default_workers(workers_per_gpu), max(1, len(jobs)))
+    count = min(workers or default_workers(len(jobs), workers_per_gpu), max(1, len(jobs)))
     todo = _Todo(jobs, count, together=options.fault is None and options.atol is None)
     done: Done = queue.SimpleQueue()
     halt = threading.Event()
@@ -187,7 +189,7 @@ def run_jobs(
 
     with ExitStack() as stack:
         for index in range(count):
-            worker = make_worker(index, python)
+            worker = make_worker(index, python, count)
             stack.callback(worker.close)
             threading.Thread(target=work, args=(worker,), daemon=True).start()
         stack.callback(halt.set)

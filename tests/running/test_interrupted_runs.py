@@ -78,7 +78,7 @@ class Scripted:
 
 def test_ctrl_c_keeps_what_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     scripted = Scripted()
-    monkeypatch.setattr(runner, "make_worker", lambda index, python: scripted)
+    monkeypatch.setattr(runner, "make_worker", lambda index, python, of: scripted)
     records: list[Record] = []
 
     def on_record(record: Record) -> None:
@@ -125,7 +125,7 @@ def of(adapter: str) -> list[Job]:
 
 
 def test_a_finding_stands_though_its_adapter_cannot_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "make_worker", lambda index, python: Once("a", UsageError("device busy.")))
+    monkeypatch.setattr(runner, "make_worker", lambda index, python, of: Once("a", UsageError("device busy.")))
     records: list[Record] = []
     with pytest.raises(runner.NotAllRun, match=r"device busy. 2 cases of a were not run: .*, .*[^,]\.$"):
         runner.run_jobs(of("a") + of("b"), RunOptions(), records.append, workers=1)
@@ -141,7 +141,7 @@ def test_a_finding_stands_though_its_adapter_cannot_be_loaded_again(monkeypatch:
 
 
 def test_what_is_judged_is_kept_whatever_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "make_worker", lambda index, python: Once("a", RuntimeError("a bug")))
+    monkeypatch.setattr(runner, "make_worker", lambda index, python, of: Once("a", RuntimeError("a bug")))
     records: list[Record] = []
     with pytest.raises(RuntimeError, match="a bug"):
         runner.run_jobs(of("a"), RunOptions(), records.append, workers=1)
@@ -151,6 +151,6 @@ def test_what_is_judged_is_kept_whatever_ends_the_run(monkeypatch: pytest.Monkey
 def test_an_adapter_that_never_worked_is_bad_use(monkeypatch: pytest.MonkeyPatch) -> None:
     once = Once("a", UsageError("no such thing."))
     once.fresh = False
-    monkeypatch.setattr(runner, "make_worker", lambda index, python: once)
+    monkeypatch.setattr(runner, "make_worker", lambda index, python, of: once)
     with pytest.raises(UsageError, match=r"^no such thing\.$"):
         runner.run_jobs(of("a"), RunOptions(), [].append, workers=1)

@@ -1,0 +1,64 @@
+"""The kv cache after a run: nothing in it may be other than before, but the slots of the new rows.
+
+A kernel that overwrites a key once it has read it gives the right answer, and spoils the next step of that request, or
+of another that shares the page. No output shows it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cases.batch import AttentionBatch
+from cases.pool_kernels import INT32_ELEMENTS
+from cases.pools import filled_pools
+from cases.recipes import LogicalData
+from cases.schema import KvLayout
+from harness.verdict import Evidence
+
+KIND = "cache"
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def compare_cache(batch: AttentionBatch, data: LogicalData) -> Evidence:
+    """The pools of `batch` after a run, bit by bit, against those that its case and `data` make: a slot of a new row
+    may hold what it held or the new row, every other slot what it held."""
+    if max(batch.k_pool.numel(), batch.v_pool.numel()) > INT32_ELEMENTS:
+        return Evidence(KIND, None, message="pools past 2^31 elements are not filled, so not compared")
+    before = filled_pools([batch.case], data, [batch.poison])[0]
+    changed = torch.zeros(batch.paging.num_pages * batch.case.page_size, dtype=torch.bool, device=batch.device)
+    for pool, was, new in zip((batch.k_pool, batch.v_pool), before, (batch.k_new, batch.v_new), strict=True):
+        now, then = (_rows(each, batch.case.kv_layout) for each in (pool, was))
+        differs = (now != then).any(1)
+        differs[batch.new_slots] &= (now[batch.new_slots] != _bits(new).flatten(1)).any(1)
+        changed |= differs
+    count = int(changed.sum())
+    if not count:
+        return Evidence(KIND, True)
+    slot = int(changed.to(torch.uint8).argmax())
+    slots = f"{count} slots of the kv cache hold" if count > 1 else "1 slot of the kv cache holds"
+    message = f"{slots} neither what was there before nor a new row, first {_place(batch, slot)}"
+    return Evidence(KIND, False, {"slots": count, "first": slot}, message)
+
+
+def _rows(pool: Tensor, layout: KvLayout) -> Tensor:
+    """[slots, heads * dim] integers."""
+    return _bits(pool if layout is KvLayout.NHD else pool.transpose(1, 2)).flatten(0, 1).flatten(1)
+
+
+def _bits(values: Tensor) -> Tensor:
+    """The bits of each number: NaN is equal to itself, and -0 is not 0."""
+    return values.contiguous().view(_INTEGERS[values.element_size()])
+
+
+def _place(batch: AttentionBatch, slot: int) -> str:
+    """A slot in attention terms."""
+    page, offset = divmod(slot, batch.case.page_size)
+    owners = (batch.paging.page_table.cpu() == page).nonzero().tolist()
+    for request, turn in owners:
+        if turn < batch.paging.owned[request]:
+            position = turn * batch.case.page_size + offset
+            length = batch.case.requests[request].kv_len
+            what = "position" if position < length else "unused position"
+            return f"request {request}, {what} {position} (page {page}, offset {offset})"
+    return f"page {page}, offset {offset}, which no request owns"

@@ -1,0 +1,114 @@
+"""The kv cache after a run: what a kernel may leave there, and what is seen of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from cases import AttentionCase, Request
+from cases.batch import AttentionBatch, build_batch
+from cases.schema import KvLayout, Poison
+from harness.adapters.protocol import AttentionOutput
+from harness.adapters.registry import load_adapter
+from harness.judging.cache import compare_cache
+from harness.running.examine import examine
+from harness.running.options import RunOptions
+from harness.running.together import examine_together
+from harness.verdict import Verdict
+
+CASE = AttentionCase(requests=(Request(20, 3), Request(5, 2)), page_size=8, num_qo_heads=4, num_kv_heads=2)
+CASES = (
+    CASE,
+    CASE.replace(kv_layout=KvLayout.HND),
+    CASE.replace(kv_dtype="float8_e4m3fn", poison=Poison.ZERO),
+    CASE.replace(dtype="float32", kv_dtype="float32", poison=Poison.NAN),
+)
+
+
+def slot(batch: AttentionBatch, request: int, position: int) -> int:
+    page = int(batch.page_table[request, position // batch.case.page_size])
+    return page * batch.case.page_size + position % batch.case.page_size
+
+
+def put(pool: torch.Tensor, batch: AttentionBatch, at: int, value: float) -> None:
+    """One number of one slot."""
+    by_token = pool if batch.case.kv_layout is KvLayout.NHD else pool.transpose(1, 2)
+    page, offset = divmod(at, batch.case.page_size)
+    by_token[page, offset, 1, 7] = torch.tensor(value).to(pool.dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kv_layout}-{case.kv_dtype}-{case.poison}")
+class TestComparing:
+    def test_a_cache_that_is_left_alone_or_has_the_new_rows_holds(self, case: AttentionCase) -> None:
+        batch = build_batch(case)
+        assert compare_cache(batch, batch.data).passed
+        batch.write_new_rows()
+        assert compare_cache(batch, batch.data).passed
+
+    @pytest.mark.parametrize(
+        ("place", "said"),
+        [
+            (lambda b: slot(b, 0, 9), "request 0, position 9 "),
+            (lambda b: slot(b, 1, 6), "request 1, position 6 "),
+            (lambda b: slot(b, 0, 23), "request 0, unused position 23 "),
+            (lambda b: 3, "page 0, offset 3, which no request owns"),
+        ],
+        ids=["cached", "new", "unused", "unowned"],
+    )
+    @pytest.mark.parametrize("pool", ["k_pool", "v_pool"])
+    def test_one_number_anywhere_is_seen_and_placed(
+        self, case: AttentionCase, pool: str, place: Callable[[AttentionBatch], int], said: str
+    ) -> None:
+        batch = build_batch(case)
+        batch.write_new_rows()
+        put(getattr(batch, pool), batch, place(batch), 3.0)
+        evidence = compare_cache(batch, batch.data)
+        assert evidence.passed is False
+        assert evidence.measure["slots"] == 1
+        assert said in evidence.message
+
+
+class Overwriting:
+    """Right, and leaves another value at the oldest key of the first request."""
+
+    def __init__(self) -> None:
+        self._right: Any = load_adapter("flash-attn-3@emulated")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._right, name)
+
+    def run(self, plan: Any, batch: AttentionBatch) -> AttentionOutput:
+        output: AttentionOutput = self._right.run(plan, batch)
+        put(batch.v_pool, batch, slot(batch, 0, 0), 7.0)
+        return output
+
+
+@pytest.mark.parametrize("evidence", ["default", "certificate", "all"])
+def test_a_kernel_that_overwrites_the_cache_is_wrong(evidence: str) -> None:
+    record = examine(CASE, Overwriting(), RunOptions(evidence=evidence, repeats=2), torch.device("cpu"))
+    assert record.verdict is Verdict.WRONG
+    failed = [e for e in record.evidence if e.passed is False and e.kind == "cache"]
+    assert [e.measure["slots"] for e in failed] == [1]
+    if evidence == "default":
+        assert record.reason.startswith("1 slot of the kv cache holds neither")
+        assert "request 0, position 0 " in record.reason
+
+
+def test_beside_other_cases_too() -> None:
+    cases = [CASE, CASE.replace(seed=1), CASE.replace(seed=2)]
+    records = examine_together(cases, Overwriting(), RunOptions(), torch.device("cpu"))
+    assert [record.verdict for record in records] == [Verdict.WRONG] * 3
+
+
+def test_an_explanation_says_so() -> None:
+    from harness.diagnosis.explaining import explain
+    from harness.running.examine import Examiner, Stopwatch
+
+    adapter, device = Overwriting(), torch.device("cpu")
+    record = examine(CASE, adapter, RunOptions(), device)
+    told = explain(Examiner(CASE, adapter, device, Stopwatch(device, lambda _: None)), record)
+    assert told.lines[0] == "every row is within its bound, but the path overwrites the kv cache:"
+    assert "request 0, position 0 " in told.lines[1]
