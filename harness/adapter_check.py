@@ -32,6 +32,7 @@ DECLARATIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "row_sum_dtype": (_is_dtype, f'"input" or one of {", ".join(UNIT_ROUNDOFF)}'),
     "rounded_splits": (lambda v: isinstance(v, bool), "True or False"),
     "p_normalised": (lambda v: isinstance(v, bool), "True or False"),
+    "pads_page_0": (lambda v: isinstance(v, bool), "True or False"),
     "masked_score": (
         lambda v: v is None or (isinstance(v, (int, float)) and math.isfinite(v) and v < 0),
         "None or a finite negative number",

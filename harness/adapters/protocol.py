@@ -88,6 +88,7 @@ class Adapter(Protocol):
 # deterministic:   two runs give the same bits
 # page_invariant:  the bits do not depend on which pages hold the keys (they may where a kernel loads neighbouring pages
 #                  at once)
+# pads_page_0:     padding rows of a graph are written to page 0 of the pool, which belongs to no request
 # packages:        distributions whose versions a record keeps
 # devices:         where it can run
 ADAPTER_DEFAULTS: dict[str, Any] = {
@@ -101,6 +102,7 @@ ADAPTER_DEFAULTS: dict[str, Any] = {
     "batch_invariant": False,
     "deterministic": True,
     "page_invariant": True,
+    "pads_page_0": False,
     "packages": (),
     "devices": ("cuda",),
 }

@@ -21,7 +21,7 @@ from typing import Protocol
 from cases.batch import AttentionBatch
 from cases.recipes import LogicalData, make_data
 from cases.schema import AttentionCase, Poison
-from harness.adapters.protocol import Adapter, AttentionOutput
+from harness.adapters.protocol import Adapter, AttentionOutput, declared
 from harness.judging.cache import compare_cache
 from harness.judging.certify import chosen_recipes, judge_certificate
 from harness.judging.compare import compare_bound, compare_lse, compare_output
@@ -137,5 +137,5 @@ def _certificates(runs: Runs, options: RunOptions, poison: Poison) -> list[Evide
             if (
                 name == names[0]
             ):  # once is enough, and the case's own batch may be gone: see harness/running/together.py
-                evidence.append(compare_cache(batch, built.data))
+                evidence.append(compare_cache(batch, built.data, declared(runs.adapter, "pads_page_0")))
     return evidence

@@ -71,6 +71,15 @@ class TestComparing:
         assert said in evidence.message
 
 
+def test_padding_rows_may_be_written_to_page_0_where_that_is_declared() -> None:
+    batch = build_batch(CASE)
+    put(batch.k_pool, batch, 3, 3.0)
+    assert compare_cache(batch, batch.data).passed is False
+    assert compare_cache(batch, batch.data, pads_page_0=True).passed
+    put(batch.k_pool, batch, slot(batch, 0, 9), 3.0)
+    assert "position 9 " in compare_cache(batch, batch.data, pads_page_0=True).message
+
+
 class Overwriting:
     """Right, and leaves another value at the oldest key of the first request."""
 

@@ -98,6 +98,7 @@ class VllmAdapter:
     lse_includes_sink = True
     empty_row = EmptyRow.UNSPECIFIED
     poison = Poison.FINITE
+    pads_page_0 = True  # the stand-in for the cache write puts rows of slot -1 there (runtime.py)
 
     def __init__(
         self,
