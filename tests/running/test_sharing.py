@@ -16,11 +16,11 @@ GIB = 1 << 30
     ("gpus", "cores", "memory", "cases", "expected"),
     [
         (1, 16, 139 * GIB, 1000, 8),
-        (1, 16, 139 * GIB, 20, 1),  # starting a second costs more than it saves
-        (1, 16, 139 * GIB, 64, 4),
+        (1, 16, 139 * GIB, 100, 1),  # starting a second costs more than it saves
+        (1, 16, 139 * GIB, 256, 4),
         (1, 4, 139 * GIB, 1000, 2),
-        (8, 128, 79 * GIB, 1000, 6),
-        (8, 128, 79 * GIB, 256, 2),  # each GPU has its part of the cases
+        (8, 128, 79 * GIB, 4000, 6),
+        (8, 128, 79 * GIB, 1024, 2),  # each GPU has its part of the cases
         (1, 16, 8 * GIB, 1000, 1),
         (1, 16, 0, 1000, 1),  # a driver that does not say
     ],
