@@ -18,6 +18,7 @@ from harness.errors import UsageError
 from harness.verdict import Evidence, Stability, Verdict
 
 RECORD_VERSION = 1
+FIRST_SEEN = "; first seen when "  # in the reason of a lost device, before the call that happened to notice
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cases.schema import AttentionCase, KvLayout, Mode, PageOrder, Poison
-from harness.record import Record
+from harness.record import FIRST_SEEN, Record
 from harness.verdict import Verdict
 
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 4096, 8192, 32768, 65536)
@@ -20,7 +20,7 @@ def kind_of(record: Record) -> str:
     if not record.verdict.is_finding:
         raise ValueError(f"a record with verdict {record.verdict} did not fail.")
     if record.verdict is Verdict.CRASH:
-        return f"crash: {_without_numbers(record.reason)}"
+        return f"crash: {_without_numbers(record.reason.partition(FIRST_SEEN)[0])}"
     if record.verdict is not Verdict.WRONG:
         return str(record.verdict).lower().replace("_", " ")
     failed = [evidence for evidence in record.evidence if evidence.passed is False]

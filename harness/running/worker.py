@@ -33,7 +33,7 @@ from harness.adapters.registry import load_adapter
 from harness.environment import installed_versions
 from harness.errors import UsageError
 from harness.faults.registry import equip
-from harness.record import Record
+from harness.record import FIRST_SEEN, Record
 from harness.running.examine import Examiner, Stopwatch, examine, synchronize
 from harness.running.options import EXPLAINED, RunOptions
 from harness.running.together import examine_together
@@ -66,8 +66,12 @@ class Worker:
         case = AttentionCase.from_json(request["case"])
         record = examine(case, adapter, options, device, mutate_plan=mutate, announce=self._announce)
         record = self._signed(record, request["adapter"], request.get("suite"), device)
-        if is_healthy(device):
+        lost = device_error(device)
+        if lost is None:
             record = self._explained(record, options, adapter, device, mutate)
+        elif record.verdict is Verdict.CRASH:
+            # What raised is the call that happened to notice first, another one for another case.
+            record = record.replace(reason=f"the device was lost: {lost}{FIRST_SEEN}{record.reason}")
         self.reply({"record": record.to_json(), "healthy": is_healthy(device)})
 
     def _examine_many(
@@ -145,13 +149,17 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def is_healthy(device: torch.device) -> bool:
-    """False once a CUDA error has stuck to the process: everything after it would fail too."""
+def device_error(device: torch.device) -> str | None:
+    """The CUDA error that has stuck to the process, if one has: everything after it would fail too."""
     try:
         synchronize(device)
-    except RuntimeError:
-        return False
-    return True
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def is_healthy(device: torch.device) -> bool:
+    return device_error(device) is None
 
 
 def _take_stdout() -> TextIO:

@@ -239,6 +239,13 @@ def wrong(case: AttentionCase = CASE, **changes: object) -> Record:
             wrong(verdict=Verdict.CRASH, reason="run raised RuntimeError: index 17 at 0x7f2a, size 3.5\nmore"),
             "crash: run raised RuntimeError: index # at #, size #",
         ),
+        (
+            wrong(
+                verdict=Verdict.CRASH,
+                reason="the device was lost: CUDA error: an illegal memory access; first seen when run raised ...",
+            ),
+            "crash: the device was lost: CUDA error: an illegal memory access",
+        ),
     ],
 )
 def test_kinds(record: Record, kind: str) -> None:

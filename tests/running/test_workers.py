@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cases import AttentionCase, Request
 from harness.errors import UsageError
+from harness.fuzzing.signature import kind_of
 from harness.record import Record
+from harness.running import worker as running_worker
 from harness.running.options import Job, RunOptions
 from harness.running.pool import WorkerProcess
 from harness.running.runner import examine_with_reruns, run_jobs
@@ -75,6 +78,20 @@ def test_what_an_adapter_raised_is_told_with_its_line(worker: WorkerProcess, nam
         assert record.verdict is Verdict.CRASH
         assert record.reason.startswith(says)
         assert record.reason.endswith(f"misbehaving.py:{number})")
+
+
+@pytest.mark.parametrize("name", ["Raises", "ReturnsTensor"])
+def test_a_lost_device_is_told_in_its_own_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # After an asynchronous fault any call may be the one that raises, with whatever it has to say.
+    answers: list[dict[str, Any]] = []
+    lost = "CUDA error: device-side assert triggered"
+    monkeypatch.setattr(running_worker, "device_error", lambda _device: lost)
+    request = {"op": "examine", "case": CASE.to_json(), "adapter": f"{FILE}:{name}", "options": {}}
+    running_worker.Worker(answers.append).handle(request)
+    assert answers[-1]["healthy"] is False
+    record = Record.from_json(answers[-1]["record"])
+    assert record.reason.startswith(f"the device was lost: {lost}; first seen when run raised ")
+    assert kind_of(record) == f"crash: the device was lost: {lost}"
 
 
 def test_a_wrong_kind_of_output_is_no_line_of_the_adapter(worker: WorkerProcess) -> None:
