@@ -103,6 +103,7 @@ class SglangAdapter:
     lse_includes_sink = False
     empty_row = EmptyRow.UNSPECIFIED
     poison = Poison.FINITE  # SGLang promises nothing about what stale slots hold
+    pads_page_0 = True  # a graph's padding rows are written to slot 0, SGLang's padding slot (graphs.py)
     packages: tuple[str, ...] = ("sglang",)
     devices: tuple[str, ...] = ("cuda", "cpu")
 
