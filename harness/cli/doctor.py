@@ -130,7 +130,7 @@ def _doctor(
 
 def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     console.print("  ".join(f"{name} {version}" for name, version in facts["versions"].items()), highlight=False)
-    gpus = ", ".join(facts["gpus"]) or "none"
+    gpus = f"{len(facts['gpus'])} ({', '.join(facts['gpus'])})" if facts["gpus"] else "none"
     console.print(f"GPUs: {gpus}; cores: {facts['cores']}\n", highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("adapter", "runs here", "why not"):
