@@ -134,8 +134,6 @@ def _certificates(runs: Runs, options: RunOptions, poison: Poison) -> list[Evide
         batch, output = runs.run(built.data, poison)
         with runs.watch.stage("judge"):
             evidence.append(judge_certificate(name, batch, built, output, runs.adapter.lse_base, traits))
-            if (
-                name == names[0]
-            ):  # once is enough, and the case's own batch may be gone: see harness/running/together.py
+            if name == names[0]:  # once is enough; the batch of the case's own data may be gone (running/together.py)
                 evidence.append(compare_cache(batch, built.data, declared(runs.adapter, "pads_page_0")))
     return evidence
