@@ -10,8 +10,12 @@ import subprocess
 import sys
 from importlib import metadata
 
+from harness.errors import UsageError
+
 # A distribution's name here, the key in a record.
 PACKAGES = ("torch", "triton", "flashinfer-python", "flash-attn-4", "flash-attn", "vllm", "sglang", "transformers")
+
+DRIVER_LIMIT = 60.0  # seconds for nvidia-smi
 
 
 def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
@@ -36,7 +40,8 @@ def _versions(packages: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str
 
 @functools.cache
 def gpu_ids() -> tuple[str, ...]:
-    """The GPUs that workers may be given: CUDA_VISIBLE_DEVICES if set, else all that the driver lists.
+    """The GPUs that workers may be given: CUDA_VISIBLE_DEVICES if set, else all that the driver lists. Raises
+    UsageError where the driver does not answer.
 
     Asks the driver's own tool: a process that only hands GPUs out must not create a CUDA context.
     """
@@ -47,24 +52,34 @@ def gpu_ids() -> tuple[str, ...]:
 
 
 @functools.cache
-def least_gpu_memory() -> int:
-    """Bytes of the smallest GPU that the driver lists; 0 where there is none, or one of which it does not say."""
-    sizes = _driver_says("memory.total")  # in MiB
-    return min((int(size) << 20 if size.isdigit() else 0 for size in sizes), default=0)
+def least_shared_memory() -> int:
+    """Free bytes of the fullest GPU that the driver lists; 0 where there is none, where one is not to be shared by
+    processes (its compute mode), and where the driver does not say."""
+    try:
+        told = [line.split(", ") for line in _driver_says("memory.free,compute_mode")]
+    except UsageError:
+        return 0
+    sizes = [int(free) << 20 if free.isdigit() and mode == "Default" else 0 for free, mode in told]
+    return min(sizes, default=0)
 
 
 def _driver_says(what: str) -> list[str]:
-    """A property of each GPU; [] without a driver."""
+    """Properties of each GPU; [] without a driver. Raises UsageError where it does not answer."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
-    listing = subprocess.run(
-        [tool, f"--query-gpu={what}", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    try:
+        listing = subprocess.run(
+            [tool, f"--query-gpu={what}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=DRIVER_LIMIT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        raise UsageError(
+            f"{tool} gives no answer; is the driver well? CUDA_VISIBLE_DEVICES names GPUs without asking it."
+        ) from None
     return [line.strip() for line in listing.stdout.splitlines()] if listing.returncode == 0 else []
 
 

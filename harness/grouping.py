@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.record import Record
+from harness.record import FIRST_SEEN, Record
 from harness.verdict import Evidence, Verdict
 
 NAMED = re.compile(r"([\w+.-]+): .*\((?:class |fails with)")
@@ -117,8 +117,9 @@ def _unnamed(records: Sequence[Record]) -> list[Group]:
 def _kind(record: Record) -> str:
     """What failed, without what differs from case to case."""
     if record.verdict not in EXPLAINABLE:
-        place = LINE.search(record.reason)
-        words = NUMBER.sub("#", LINE.sub("", record.reason))
+        reason = record.reason.partition(FIRST_SEEN)[0]  # of a lost device any call may be the one that notices
+        place = LINE.search(reason)
+        words = NUMBER.sub("#", LINE.sub("", reason))
         return words + (place[0] if place else "")
     failed = failed_kinds(record)
     seen = f"fails {', '.join(failed)}" if failed else "fails"

@@ -135,7 +135,7 @@ def failure_text(record: Record) -> str:
 def kernel_worker() -> Iterator[WorkerProcess]:
     """This pytest process's kernel worker, on its share of the GPUs."""
     worker_id = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
-    worker = make_worker(int(worker_id.removeprefix("gw")))
+    worker = make_worker(int(worker_id.removeprefix("gw")), of=int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     yield worker
     worker.stop()
 

@@ -21,6 +21,7 @@ from harness.fuzzing.explaining import SECONDS, Culprits, Groups, explain_record
 from harness.fuzzing.kernel_worker import FuzzWorkerProcess
 from harness.fuzzing.limits import Declaration, mend
 from harness.record import Record
+from harness.running import sharing
 from harness.running.examine import Examiner, Stopwatch, examine
 from harness.running.options import Job, RunOptions
 from harness.running.pool import START_LIMIT
@@ -65,17 +66,20 @@ class Kernels(Protocol):
 
 
 class WorkerKernels:
-    """In a process of its own, number `index`, on its share of the GPUs."""
+    """In a process of its own, number `index` `of` so many, on its share of the GPUs."""
 
-    def __init__(self, adapter: str, options: RunOptions, index: int = 0, python: str = sys.executable) -> None:
+    def __init__(
+        self, adapter: str, options: RunOptions, index: int = 0, python: str = sys.executable, of: int = 1
+    ) -> None:
         self.adapter, self.options = adapter, options
         self._declaration: Declaration | None = None
         self._mended: dict[AttentionCase, AttentionCase | None] = {}
         gpus = gpu_ids()
-        self.worker = (
-            FuzzWorkerProcess(gpu=gpus[index % len(gpus)], python=python)
-            if gpus
-            else FuzzWorkerProcess(threads=1, python=python)
+        self.worker = FuzzWorkerProcess(
+            gpu=gpus[index % len(gpus)] if gpus else None,
+            threads=None if gpus else 1,
+            compilers=sharing.compilers(of),
+            python=python,
         )
 
     def declaration(self) -> Declaration:

@@ -114,7 +114,7 @@ class Session:
         self._steps = RecordWriter(self.folder / "shrinking.jsonl")
 
     def _worker(self, adapter: str, options: RunOptions, index: int) -> Kernels:
-        return WorkerKernels(adapter, options, index, self.options.python)
+        return WorkerKernels(adapter, options, index, self.options.python, self._worker_count())
 
     # -- running -------------------------------------------------------------------------------
     def run(self) -> SessionResult:

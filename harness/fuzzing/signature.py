@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 
 from cases.schema import AttentionCase, KvLayout, Mode, PageOrder, Poison
+from harness.judging.cache import only_the_cache
 from harness.record import FIRST_SEEN, Record
 from harness.verdict import Verdict
 
+OVERWRITTEN = "cache overwritten"
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 4096, 8192, 32768, 65536)
 
 
 def kind_of(record: Record) -> str:
-    """How a record failed, without its numbers: "wrong", "not finite", "poisoned", "timeout", "crash: ...".
+    """How a record failed, without its numbers: "wrong", "not finite", "cache overwritten", "poisoned", "timeout",
+    "crash: ...".
 
     Two cases that fail in different kinds are shrunk apart. Which evidence saw it is no part of it: the
     certificates that a case is given change with its id. Raises ValueError for a record that is no finding.
@@ -26,6 +29,8 @@ def kind_of(record: Record) -> str:
     failed = [evidence for evidence in record.evidence if evidence.passed is False]
     if any("not_finite" in evidence.measure for evidence in failed):
         return "not finite"
+    if only_the_cache([evidence for evidence in failed if evidence.decides]):
+        return OVERWRITTEN  # else it would shrink to a case without what makes outputs wrong
     return "wrong"
 
 

@@ -134,6 +134,11 @@ def _certificates(runs: Runs, options: RunOptions, poison: Poison) -> list[Evide
         batch, output = runs.run(built.data, poison)
         with runs.watch.stage("judge"):
             evidence.append(judge_certificate(name, batch, built, output, runs.adapter.lse_base, traits))
-            if name == names[0]:  # once is enough; the batch of the case's own data may be gone (running/together.py)
-                evidence.append(compare_cache(batch, built.data, declared(runs.adapter, "pads_page_0")))
+        data = built.data
+    if not names:  # the batch of the case's own data may be gone (harness/running/together.py)
+        with runs.watch.stage("draw"):
+            data = make_data(runs.case, runs.device)
+        batch, _ = runs.run(data, poison)
+    with runs.watch.stage("judge"):
+        evidence.append(compare_cache(batch, data, declared(runs.adapter, "pads_page_0")))
     return evidence

@@ -24,6 +24,7 @@ from cases.batch import AttentionBatch, build_batch
 from cases.recipes import LogicalData, make_data
 from cases.schema import AttentionCase, Poison
 from harness.adapters.protocol import Adapter, AttentionOutput
+from harness.judging.cache import only_the_cache
 from harness.judging.gather import Outcome, gather_evidence
 from harness.metamorphic.checking import DETERMINISM
 from harness.record import Record
@@ -301,6 +302,8 @@ def _judge(examiner: Examiner, options: RunOptions, level: Poison, outcome: Outc
         first = outcome.failures[0]
         if not zeroed.failures and any(e.kind == DETERMINISM for e in outcome.failures):
             return _filled(record, outcome, Verdict.WRONG, first.message, outcome)  # right by luck the second time
+        if not zeroed.failures and only_the_cache(outcome.failures):
+            return _filled(record, outcome, Verdict.WRONG, first.message, outcome)  # zeros were overwritten by zeros
         if not zeroed.failures:
             return _filled(
                 record, outcome, Verdict.POISONED, f"right with zeroed unused slots, else: {first.message}", zeroed

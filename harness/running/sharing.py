@@ -6,7 +6,7 @@ One worker leaves a GPU idle for half of its time: Python launches the kernels o
 
 from __future__ import annotations
 
-from harness.environment import core_count, gpu_ids, least_gpu_memory
+from harness.environment import core_count, gpu_ids, least_shared_memory
 
 MOST = 8  # on an H200, eight come within a fifth of what golden and kernels alone reach (mix `serving`)
 CORES = 2  # of a worker: its own thread, and what its libraries start
@@ -17,7 +17,7 @@ CASES = 64  # that a worker must have to be worth its start: on an H200, 400 cas
 def workers_per_gpu(cases: int) -> int:
     """For `cases` in all; 1 at least."""
     gpus = max(1, len(gpu_ids()))
-    return max(1, min(MOST, core_count() // (CORES * gpus), least_gpu_memory() // MEMORY, cases // (CASES * gpus)))
+    return max(1, min(MOST, core_count() // (CORES * gpus), least_shared_memory() // MEMORY, cases // (CASES * gpus)))
 
 
 def compilers(workers: int) -> int:

@@ -10,7 +10,7 @@ from rich.console import Console
 from cases import AttentionCase, Request
 from harness.cli.summary import print_summary
 from harness.grouping import faults_named, group_findings
-from harness.record import Record
+from harness.record import FIRST_SEEN, Record
 from harness.verdict import Evidence, Stability, Verdict
 
 
@@ -57,6 +57,16 @@ def test_crashes_are_told_apart_by_words_and_line_not_by_numbers() -> None:
     words = "run raised RuntimeError: bad index {} (at kernel.py:{})"
     records = [record(n, Verdict.CRASH, words.format(n, line)) for n, line in enumerate((7, 7, 9, 7))]
     assert [s for _, s in seeds(records)] == [[0, 1, 3], [2]]
+
+
+def test_a_lost_device_is_one_group_whichever_call_noticed() -> None:
+    lost = "the device was lost: CUDA error: device-side assert triggered"
+    calls = (
+        "run raised RuntimeError: cublasSgemm failed (at a.py:7)",
+        "run raised AcceleratorError: assert (at a.py:9)",
+    )
+    records = [record(seed, Verdict.CRASH, f"{lost}{FIRST_SEEN}{call}") for seed, call in enumerate(calls)]
+    assert seeds(records) == [(lost, [0, 1])]
 
 
 def test_what_nothing_names_is_grouped_by_what_fails() -> None:

@@ -232,6 +232,8 @@ def wrong(case: AttentionCase = CASE, **changes: object) -> Record:
     [
         (wrong(evidence=(Evidence("bound", False), Evidence("lse", True))), "wrong"),
         (wrong(evidence=(Evidence("atol", False, {"not_finite": 3}),)), "not finite"),
+        (wrong(evidence=(Evidence("bound", True), Evidence("cache", False))), "cache overwritten"),
+        (wrong(evidence=(Evidence("bound", False), Evidence("cache", False))), "wrong"),
         (wrong(verdict=Verdict.POISONED), "poisoned"),
         (wrong(verdict=Verdict.TIMEOUT, reason="no answer within 2 s in run"), "timeout"),
         (wrong(verdict=Verdict.OUT_OF_MEMORY), "out of memory"),

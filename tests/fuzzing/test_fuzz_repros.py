@@ -20,6 +20,7 @@ from harness.fuzzing.findings import write_finding
 from harness.fuzzing.repro import MAX_LINES, NoRepro, repro_text, shows
 from harness.fuzzing.repro.calls import flash_attention_imports
 from harness.fuzzing.repro.writing import FAMILIES
+from harness.fuzzing.signature import OVERWRITTEN
 from harness.record import Record
 from harness.verdict import Verdict
 
@@ -158,6 +159,19 @@ def test_three_findings_show_without_this_project(name: str, tmp_path: Path) -> 
     assert "rows are wrong" in ran.out
     assert "expected [" in ran.out
     assert "got      [" in ran.out
+
+
+@pytest.mark.parametrize("layout", list(KvLayout))
+def test_an_overwritten_cache_shows_without_this_project(layout: KvLayout, tmp_path: Path) -> None:
+    case = PLAIN.replace(requests=((9, 2), (3, 1)))
+    found = replace(finding_of(f"{WRONG}:OverwritesAKey", case), kind=OVERWRITTEN)
+    folder = write_finding(tmp_path, found)
+    assert "repro.py was run and shows it." in (folder / "explanation.txt").read_text()
+    right = replace(found, adapter=f"{WRONG}:Kernel")
+    assert "does NOT show it" in (write_finding(tmp_path / "right", right) / "explanation.txt").read_text()
+    script = repro_text(replace(found, record=found.record.replace(case=case.replace(kv_layout=layout))))
+    assert "overwritten" in script
+    ast.parse(script)
 
 
 def test_a_script_that_shows_nothing_is_said_to(tmp_path: Path) -> None:

@@ -74,6 +74,19 @@ class LastPartialPageDropped(Kernel):
         return k, v
 
 
+class OverwritesAKey(Kernel):
+    """Right, and leaves another value at the oldest cached key of the first request."""
+
+    name = "overwrites-a-key"
+
+    def run(self, plan, batch):
+        output = super().run(plan, batch)
+        if int(batch.prefix_lens[0]):
+            page = int(batch.page_table[0, 0])
+            batch.k_pool[page, 0] += 1
+        return output
+
+
 class ThreeBugs(LastPartialPageDropped, HeadsInterleaved, WindowOneTooLong):
     """All of the above at once."""
 

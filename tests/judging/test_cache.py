@@ -10,7 +10,7 @@ import torch
 
 from cases import AttentionCase, Request
 from cases.batch import AttentionBatch, build_batch
-from cases.schema import KvLayout, Poison
+from cases.schema import Execution, KvLayout, Poison
 from harness.adapters.protocol import AttentionOutput
 from harness.adapters.registry import load_adapter
 from harness.judging.cache import compare_cache
@@ -71,13 +71,24 @@ class TestComparing:
         assert said in evidence.message
 
 
-def test_padding_rows_may_be_written_to_page_0_where_that_is_declared() -> None:
+def test_a_graph_may_write_padding_rows_to_page_0_where_that_is_declared() -> None:
+    eager, graph = build_batch(CASE), build_batch(CASE.replace(execution=Execution(capture_requests=CASE.requests)))
+    for batch in (eager, graph):
+        put(batch.k_pool, batch, 3, 3.0)
+        assert compare_cache(batch, batch.data).passed is False
+    assert compare_cache(graph, graph.data, pads_page_0=True).passed
+    assert compare_cache(eager, eager.data, pads_page_0=True).passed is False
+    put(graph.k_pool, graph, slot(graph, 0, 9), 3.0)
+    assert "position 9 " in compare_cache(graph, graph.data, pads_page_0=True).message
+
+
+@pytest.mark.parametrize("change", [lambda pool: None, lambda pool: pool.flatten(0, 1), lambda pool: pool.float()])
+def test_pools_that_were_replaced_are_not_compared(change: Callable[[torch.Tensor], Any]) -> None:
     batch = build_batch(CASE)
-    put(batch.k_pool, batch, 3, 3.0)
-    assert compare_cache(batch, batch.data).passed is False
-    assert compare_cache(batch, batch.data, pads_page_0=True).passed
-    put(batch.k_pool, batch, slot(batch, 0, 9), 3.0)
-    assert "position 9 " in compare_cache(batch, batch.data, pads_page_0=True).message
+    batch.k_pool = change(batch.k_pool)
+    evidence = compare_cache(batch, batch.data)
+    assert evidence.passed is None
+    assert "other pools" in evidence.message
 
 
 class Overwriting:
@@ -104,6 +115,36 @@ def test_a_kernel_that_overwrites_the_cache_is_wrong(evidence: str) -> None:
     if evidence == "default":
         assert record.reason.startswith("1 slot of the kv cache holds neither")
         assert "request 0, position 0 " in record.reason
+
+
+class Zeroing(Overwriting):
+    """What it writes over what was there is what a zeroed slot holds."""
+
+    def run(self, plan: Any, batch: AttentionBatch) -> AttentionOutput:
+        output: AttentionOutput = self._right.run(plan, batch)
+        put(batch.v_pool, batch, slot(batch, 0, 23), 0.0)
+        return output
+
+
+def test_zeros_over_stale_values_leaked_nothing() -> None:
+    record = examine(CASE, Zeroing(), RunOptions(), torch.device("cpu"))
+    assert record.verdict is Verdict.WRONG, "POISONED is what leaked into an output"
+    assert "unused position 23 " in record.reason
+
+
+def test_a_kernel_that_overwrites_only_where_queries_are_not_zero_is_seen() -> None:
+    class OnRealData(Overwriting):
+        def run(self, plan: Any, batch: AttentionBatch) -> AttentionOutput:
+            return super().run(plan, batch) if bool(batch.q.any()) else self._right.run(plan, batch)
+
+    assert examine(CASE, OnRealData(), RunOptions(), torch.device("cpu")).verdict is Verdict.WRONG
+
+
+def test_a_case_without_a_certificate_is_looked_at_too() -> None:
+    case = CASE.replace(head_dim_qk=16, head_dim_vo=16)
+    record = examine(case, Overwriting(), RunOptions(), torch.device("cpu"))
+    assert not [e for e in record.evidence if e.kind.startswith("certificate/") and e.passed]
+    assert record.verdict is Verdict.WRONG
 
 
 def test_beside_other_cases_too() -> None:

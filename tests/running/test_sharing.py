@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness import environment
+from harness.errors import UsageError
 from harness.running import runner, sharing
 
 GIB = 1 << 30
@@ -31,7 +33,7 @@ def test_cores_memory_and_cases_bound_it(
     for module in (sharing, runner):
         monkeypatch.setattr(module, "gpu_ids", lambda: tuple(map(str, range(gpus))))
     monkeypatch.setattr(sharing, "core_count", lambda: cores)
-    monkeypatch.setattr(sharing, "least_gpu_memory", lambda: memory)
+    monkeypatch.setattr(sharing, "least_shared_memory", lambda: memory)
     assert sharing.workers_per_gpu(cases) == expected
     assert runner.default_workers(cases) == gpus * expected
     assert runner.default_workers(cases, 3) == gpus * 3, "what was asked for"
@@ -53,14 +55,33 @@ def test_compilers_are_divided_among_workers_unless_it_is_said(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("said", "memory"),
-    [("143771\n81920\n", 81920 << 20), ("[N/A]\n81920\n", 0), ("", 0)],
-    ids=["two", "unknown", "none"],
+    [
+        ("143771, Default\n81920, Default\n", 81920 << 20),
+        ("[N/A], Default\n81920, Default\n", 0),
+        ("143771, Exclusive_Process\n", 0),
+        ("", 0),
+    ],
+    ids=["two", "unknown", "not to be shared", "none"],
 )
-def test_memory_is_of_the_smallest_gpu(said: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_of_the_fullest_gpu(said: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **_: Any) -> Any:
-        assert "--query-gpu=memory.total" in command
+        assert "--query-gpu=memory.free,compute_mode" in command
         return environment.subprocess.CompletedProcess(command, 0, said, "")
 
     monkeypatch.setattr(environment.shutil, "which", lambda _: "/bin/nvidia-smi")
     monkeypatch.setattr(environment.subprocess, "run", run)
-    assert environment.least_gpu_memory.__wrapped__() == memory
+    assert environment.least_shared_memory.__wrapped__() == memory
+
+
+def test_a_driver_that_hangs_is_told_and_does_not_end_what_need_not_ask_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexec sleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(environment.shutil, "which", lambda _: str(tool))
+    monkeypatch.setattr(environment, "DRIVER_LIMIT", 0.2)
+    assert environment.least_shared_memory.__wrapped__() == 0
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UsageError, match="gives no answer"):
+        environment.gpu_ids.__wrapped__()

@@ -17,15 +17,17 @@ from pathlib import Path
 
 from cases.schema import AttentionCase
 from harness.fuzzing.finding import Finding
-from harness.fuzzing.repro import calls
+from harness.fuzzing.repro import calls, pools
 from harness.fuzzing.repro.answer import answer_text
 from harness.fuzzing.repro.inputs import inputs_text
 from harness.fuzzing.repro.outside import ADAPTER, STAND_IN, outside_text
+from harness.fuzzing.signature import OVERWRITTEN
 from harness.loading import is_file_spec
 from harness.record import Record
 from harness.verdict import Verdict
 
 MAX_LINES = 80
+ROWS = "rows are wrong"  # what a script prints: see answer_text
 WIDE = 112  # columns of the docstring
 SECONDS = 300.0  # a first call may compile
 HANG_SECONDS = 60.0  # of a script that is to hang
@@ -97,17 +99,12 @@ def repro_text(finding: Finding, *, flat: bool = False, seed: int = 0) -> str:
         raise NoRepro("an fp8 cache is not written out as a script; replay the case with this project.")
     family = _family(finding)
     device = family.device or ("cpu" if finding.record.device in ("", "cpu") else "cuda")
-    text = "\n".join(
-        [
-            f'"""{_docstring(finding)}"""',
-            "",
-            family.imports,
-            "",
-            inputs_text(case, flat=flat, device=device, seed=seed, in_pool=family.in_pool),
-            family.call(case),
-            answer_text(case, flat=flat, lse=family.lse),
-        ]
-    )
+    inputs = inputs_text(case, flat=flat, device=device, seed=seed, in_pool=family.in_pool)
+    answer = answer_text(case, flat=flat, lse=family.lse)
+    if finding.kind == OVERWRITTEN:
+        inputs, answer = inputs + pools.kept_text(), pools.compared_text(case)
+    parts = [f'"""{_docstring(finding)}"""', "", family.imports, "", inputs, family.call(case), answer]
+    text = "\n".join(parts)
     if len(text.splitlines()) > MAX_LINES:
         text = "\n".join(line for line in text.splitlines() if line)
     return text + "\n"
@@ -132,7 +129,7 @@ def _docstring(finding: Finding) -> str:
 class Trial:
     """What a run of a script came to.
 
-    shown: it gave what the finding says: wrong rows, or an end that is no clean exit
+    shown: it gave what the finding says: wrong rows, an overwritten cache, or an end that is no clean exit
     raised: the exception that ended it before it had an answer ("ModuleNotFoundError: ..."), or ""
     """
 
@@ -175,14 +172,15 @@ def try_script(
             run.wait()
         said.seek(0)
         complaint.seek(0)
-        wrong_rows, raised = "rows are wrong" in said.read(), _raised(complaint.read())
+        told = said.read()
+        wrong, raised = any(words in told for words in (ROWS, pools.OVERWRITTEN)), _raised(complaint.read())
     if code is None:
         return Trial(record.verdict is Verdict.TIMEOUT)
     if record.verdict is Verdict.CRASH:
         name = raised.partition(":")[0]
         missing = name in NOT_THERE and name not in record.reason  # the library is not there; it did not crash
-        return Trial(code != 0 and not wrong_rows and not missing, raised)
-    return Trial(code == 1 and wrong_rows, "" if wrong_rows else raised)
+        return Trial(code != 0 and not wrong and not missing, raised)
+    return Trial(code == 1 and wrong, "" if wrong else raised)
 
 
 def _environment() -> dict[str, str]:
