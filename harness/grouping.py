@@ -52,6 +52,13 @@ class Group:
         return f"{len(self.records)} cases, {self.what}; first: " if self.others else ""
 
     @property
+    def run_again(self) -> str:
+        """What fresh processes said: "run three times: 2 deterministic"; "" where nothing was run again."""
+        stabilities = Counter(str(r.stability) for r in self.records if r.stability is not None)
+        each = ", ".join(f"{count} {what}" if self.others else what for what, count in stabilities.items())
+        return f"run three times: {each}" if each else ""
+
+    @property
     def other_ids(self) -> str:
         """Ids of the other cases, the first few; "" where there is none."""
         left = len(self.others) - SHOWN_IDS

@@ -6,6 +6,7 @@ environment it is started with, before anything can touch CUDA. A crash costs on
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    if config.getoption("--suite") or config.getoption("--adapter"):
+        _jobs(config)  # a name that there is not is told here, in one line
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -125,9 +128,11 @@ def failure_text(record: Record) -> str:
     lines += [f"  {e.kind}: {said[e.passed]}  {e.message}".rstrip() for e in record.evidence]
     if record.stability is not None:
         lines.append(f"run three times: {record.stability}")
-    fault = f" --fault {record.fault}" if record.fault else ""
-    again = f"attn-harness run --suite {record.suite} -k {record.case.id} --adapter {record.adapter}{fault}"
-    lines.append(f"again: {again}")
+    to = f"--adapter {record.adapter}" + (f" --fault {record.fault}" if record.fault else "")
+    if record.suite is None:  # a generated case is in no suite, and in no file
+        lines += [f"case: {json.dumps(record.case.to_json())}", f"again: attn-harness replay FILE {to}, of that line"]
+    else:
+        lines.append(f"again: attn-harness run --suite {record.suite} -k {record.case.id} {to}")
     return "\n".join(lines)
 
 

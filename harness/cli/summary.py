@@ -50,10 +50,8 @@ def _print_group(console: Console, group: Group, replay_files: dict[str, str], *
     console.print(f"  {record.reason}", markup=False)
     for line in record.explanation:
         console.print(f"  {line}", markup=False)
-    if record.stability is not None:
-        counts = Counter(str(r.stability) for r in group.records)
-        each = ", ".join(f"{count} {stability}" for stability, count in counts.items())
-        console.print(f"  run three times: {each if others else record.stability}", markup=False)
+    if group.run_again:
+        console.print(f"  {group.run_again}", markup=False)
     kinds = Counter(", ".join(failed_kinds(r)) for r in group.records) if group.more else Counter()
     if len(kinds) > 1:  # they may be of more than one kind
         console.print(f"  fail: {'; '.join(f'{count} {kind}' for kind, count in kinds.items())}", markup=False)

@@ -205,7 +205,13 @@ def _like_no_fault(record: Record, truth: Truth, observed: Observed, wrong: Tens
         return (first, *related)[:MAX_LINES]
     overwritten = [e.message for e in failed if e.kind == CACHE]
     if overwritten and not bool(wrong.any()):
-        return ("every row is within its bound, but the path overwrites the kv cache:", *overwritten)
+        return (f"every row is within its bound, but the path overwrites the kv cache: {overwritten[0]}",)
+    gone = [e.message for e in failed if e.kind in ("bound", "lse")]
+    if gone and not bool(wrong.any()):
+        return (
+            "right when run again to be explained: the failure comes and goes, or needs what ran before in its process",
+            f"what failed: {gone[0]}",
+        )
     if not bool(wrong.any()):
         error = max(float(((one.out - truth.golden.out).abs() / (truth.bound + 1e-30)).max()) for one in observed.own)
         return (

@@ -85,7 +85,7 @@ def _findings(inputs: ReportInput) -> Iterator[str]:
         record = group.first
         yield f"### {record.verdict}: {record.adapter}, {group.told}{record.case.name} `{record.case.id}`"
         yield ""
-        for line in filter(None, (record.reason, *record.explanation)):
+        for line in filter(None, (record.reason, *record.explanation, group.run_again)):
             yield f"- {cell(line)}"
         file = inputs.replay.get(record.case.id)
         if file is not None:

@@ -1,6 +1,7 @@
 """Bad use: one clear sentence, exit code 2, no traceback."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from harness.cli.main import COMMANDS, main
 
+ROOT = Path(__file__).resolve().parents[2]
 CASE = {"schema_version": 1, "requests": [[3, 2]]}
 FILES = {
     "broken.json": "{broken",
@@ -86,3 +88,14 @@ def test_one_sentence_and_exit_2(
 def test_help_has_an_example(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(monkeypatch, command, "--help") == 0
     assert "attn-harness " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--suite", "--adapter"])
+def test_pytest_tells_a_name_that_there_is_not_in_one_line(option: str) -> None:
+    command = [sys.executable, "-m", "pytest", "tests/differential", "-p", "no:cacheprovider", option, "nope"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+    said = run.stdout + run.stderr
+    assert "ERROR: " in said
+    assert "'nope'" in said
+    assert "Traceback" not in said

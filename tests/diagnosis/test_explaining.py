@@ -30,7 +30,7 @@ from harness.grouping import faults_named
 from harness.record import Record
 from harness.running.examine import examine
 from harness.running.options import RunOptions
-from harness.verdict import Verdict
+from harness.verdict import Evidence, Verdict
 
 FA3, FA4, MERGE = "flash-attn-3@emulated", "flash-attn-4@emulated", "flashinfer-swa-merge@emulated"
 WINDOW = AttentionCase(requests=(Request(9, 3), Request(0, 4)), window_left=4, page_size=4)
@@ -174,6 +174,14 @@ def test_below_the_bound_nothing_is_claimed(shooting, examiner_of, wrong):
     assert said.fault is None
     assert said.lines[0].startswith("nothing to explain here: every row is within its bound")
     assert "cannot be told from rounding" in said.lines[1]
+
+
+def test_what_is_right_when_run_again_is_said_to_be(shooting, examiner_of, wrong):
+    examiner = examiner_of(PLAIN, FA3)
+    record = wrong(examiner).replace(evidence=(Evidence("bound", False, message="error 3 over bound 0.01"),))
+    said = explain(examiner, record, range_=shooting, seconds=8)
+    assert said.lines[0].startswith("right when run again to be explained: the failure comes and goes")
+    assert said.lines[1] == "what failed: error 3 over bound 0.01"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.UNSUPPORTED, Verdict.ERROR])

@@ -16,7 +16,7 @@ from harness.record_files import load_records, read_plan, write_plan
 from harness.report.html import render_report
 from harness.report.model import ReportInput
 from harness.running.options import Job
-from harness.verdict import Verdict
+from harness.verdict import Stability, Verdict
 
 
 def data_of(page: Path) -> dict[str, Any]:
@@ -113,8 +113,10 @@ def test_markdown_says_the_same(some: Path, tmp_path: Path, run_report) -> None:
 
 def test_markdown_tells_findings_of_one_kind_once(tmp_path: Path, run_report) -> None:
     named = ("window-one-too-wide: left bound (class window)",)
-    path = write_records(tmp_path / "r.jsonl", [a_finding(n, explanation=named) for n in range(9)])
+    found = [a_finding(n, explanation=named, stability=Stability.STATE_DEPENDENT) for n in range(9)]
+    path = write_records(tmp_path / "r.jsonl", found)
     text = run_report(path, "--format", "md", "--reports", tmp_path).out
+    assert "- run three times: 9 state-dependent" in text
     assert text.count("### WRONG: flashinfer-swa-merge, 9 cases, window-one-too-wide; first: ") == 1
     assert (text.count("### "), text.count("attn-harness replay")) == (1, 1)
     assert "also: " in text
