@@ -18,7 +18,7 @@ from harness.adapters.protocol import Adapter
 from harness.bench.alone import KernelAndGolden
 from harness.bench.mixes import Mix
 from harness.bench.straight import straight_check
-from harness.errors import UsageError
+from harness.errors import KernelFailed, UsageError
 from harness.judging.kept import forget
 from harness.record import Record, RecordWriter
 from harness.running.examine import synchronize
@@ -270,7 +270,8 @@ def _refuse_other_verdicts(mix: Mix, adapter: Adapter, verdicts: dict[str, int])
     others = {name: count for name, count in verdicts.items() if name != str(Verdict.PASS)}
     if others:
         told = ", ".join(f"{count} {name}" for name, count in others.items())
-        raise UsageError(
+        wrong = any(Verdict(name).is_finding for name in others)
+        raise (KernelFailed if wrong else UsageError)(
             f"mix {mix.name} on {adapter.name} gave {told} instead of PASS, so its speed says nothing; "
             "look at them with `attn-harness run`."
         )

@@ -12,7 +12,7 @@ from harness import __version__
 from harness.cli.interrupts import INTERRUPTED, TERMINATED, nothing_to_keep, sigterm_as_ctrl_c
 from harness.cli.outputs import lasting_outputs
 from harness.cli.unexpected import unexpected
-from harness.errors import UsageError
+from harness.errors import KernelFailed, UsageError
 
 BAD_USE = 2
 
@@ -86,7 +86,7 @@ def _run() -> int:
         code = app(standalone_mode=False)
     except (UsageError, CaseError) as problem:
         _say(str(problem))
-        return BAD_USE
+        return 1 if isinstance(problem, KernelFailed) else BAD_USE
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as problem:

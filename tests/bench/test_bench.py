@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from harness.bench.measure import Measurement, Series, measure, stage_seconds
 from harness.bench.mixes import MIXES, Mix, chosen_mixes
 from harness.bench.rendering import key, print_measurements, read_baseline
 from harness.bench.straight import eager_reference, straight_batch, straight_check
-from harness.cli.main import app, register
-from harness.errors import UsageError
+from harness.cli.main import app, main, register
+from harness.errors import KernelFailed, UsageError
 from harness.running.options import RunOptions
 from references.golden import GoldenOutput, golden_attention
 
@@ -132,7 +133,7 @@ def test_an_adapter_that_raises_is_told(member: str, monkeypatch: pytest.MonkeyP
 
     adapter = load_adapter(ADAPTER)
     monkeypatch.setattr(adapter, member, fails, raising=False)
-    with pytest.raises(UsageError, match="gave 1 CRASH instead of PASS"):
+    with pytest.raises(KernelFailed, match="gave 1 CRASH instead of PASS"):
         measure(SMALL, adapter, CPU, cases=1, runs=1, loops=False)
     spared = KernelAndGolden(SMALL.cases(1), adapter, RunOptions(evidence="bound"), CPU)
     with pytest.raises(UsageError, match=f"timed alone: {member} raised ValueError: boom"):
@@ -219,8 +220,17 @@ def test_wrong_answers_are_no_speed() -> None:
             output.out.mul_(2)
             return output
 
-    with pytest.raises(UsageError, match="3 WRONG instead of PASS, so its speed says nothing"):
+    with pytest.raises(KernelFailed, match="3 WRONG instead of PASS, so its speed says nothing"):
         measure(SMALL, Wrong(), CPU, cases=3, runs=1, loops=False)
+
+
+def test_a_wrong_kernel_is_a_finding(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    kernel = f"{Path(__file__).parents[1] / 'fuzzing' / 'wrong_kernels.py'}:WindowOneTooLong"
+    monkeypatch.setattr(sys, "argv", ["attn-harness", "bench", "--adapter", kernel, "--cases", "1", "--runs", "1"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert "WRONG instead of PASS" in capfd.readouterr().err
 
 
 def test_median_and_spread() -> None:
