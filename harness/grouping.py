@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.record import FIRST_SEEN, Record
-from harness.verdict import Evidence, Verdict
+from harness.verdict import Evidence, Stability, Verdict
 
 NAMED = re.compile(r"([\w+.-]+): .*\((?:class |fails with)")
 SAME = "the same on this case: "
@@ -56,7 +56,17 @@ class Group:
         """What fresh processes said: "run three times: 2 deterministic"; "" where nothing was run again."""
         stabilities = Counter(str(r.stability) for r in self.records if r.stability is not None)
         each = ", ".join(f"{count} {what}" if self.others else what for what, count in stabilities.items())
-        return f"run three times: {each}" if each else ""
+        hint = (
+            " (right alone in a fresh process, wrong after other cases)"
+            if str(Stability.STATE_DEPENDENT) in stabilities
+            else ""
+        )
+        return f"run three times: {each}{hint}" if each else ""
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Some case of it was right when it was run again: what explains it may not be what it is about."""
+        return any(r.stability not in (None, Stability.DETERMINISTIC) for r in self.records)
 
     @property
     def other_ids(self) -> str:

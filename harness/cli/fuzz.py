@@ -20,7 +20,7 @@ from harness.cli.selection import say_not_run, select_adapters
 from harness.errors import UsageError
 from harness.running.elsewhere import entries_for
 from harness.running.options import RunOptions
-from harness.verdict import Verdict
+from harness.verdict import Stability, Verdict
 
 if TYPE_CHECKING:
     from harness.fuzzing.session import SessionOptions, SessionResult
@@ -137,6 +137,8 @@ def _print_summary(console: Console, result: SessionResult, coverage: bool) -> N
             f"\n{number}. {record.verdict} {record.adapter}  {record.case.name}", markup=False, style="bold red"
         )
         console.print(f"  {record.reason}", markup=False, highlight=False)
+        if record.stability not in (None, Stability.DETERMINISTIC):
+            console.print(f"  run three times: {record.stability}", markup=False, highlight=False)
         for line in finding.explanation.lines:
             console.print(f"  {line}", markup=False, highlight=False)
         console.print(f"  after {finding.examples} cases; shows with: {finding.edge}", markup=False, highlight=False)

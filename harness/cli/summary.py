@@ -48,10 +48,9 @@ def _print_group(console: Console, group: Group, replay_files: dict[str, str], *
         f"\n{record.verdict} {record.adapter}  {group.told}{record.case.name}", markup=False, style="bold red"
     )
     console.print(f"  {record.reason}", markup=False)
-    for line in record.explanation:
+    lines = (group.run_again, *record.explanation) if group.comes_and_goes else (*record.explanation, group.run_again)
+    for line in filter(None, lines):
         console.print(f"  {line}", markup=False)
-    if group.run_again:
-        console.print(f"  {group.run_again}", markup=False)
     kinds = Counter(", ".join(failed_kinds(r)) for r in group.records) if group.more else Counter()
     if len(kinds) > 1:  # they may be of more than one kind
         console.print(f"  fail: {'; '.join(f'{count} {kind}' for kind, count in kinds.items())}", markup=False)

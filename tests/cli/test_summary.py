@@ -59,6 +59,12 @@ def test_crashes_are_told_apart_by_words_and_line_not_by_numbers() -> None:
     assert [s for _, s in seeds(records)] == [[0, 1, 3], [2]]
 
 
+def test_what_comes_and_goes_is_said_before_what_may_explain_it() -> None:
+    said = text([named(n, "wide").replace(stability=Stability.STATE_DEPENDENT) for n in range(2)])
+    assert "run three times: 2 state-dependent (right alone in a fresh process, wrong after other cases)" in said
+    assert said.index("state-dependent") < said.index("what it does")
+
+
 def test_a_lost_device_is_one_group_whichever_call_noticed() -> None:
     lost = "the device was lost: CUDA error: device-side assert triggered"
     calls = (

@@ -116,7 +116,7 @@ def test_markdown_tells_findings_of_one_kind_once(tmp_path: Path, run_report) ->
     found = [a_finding(n, explanation=named, stability=Stability.STATE_DEPENDENT) for n in range(9)]
     path = write_records(tmp_path / "r.jsonl", found)
     text = run_report(path, "--format", "md", "--reports", tmp_path).out
-    assert "- run three times: 9 state-dependent" in text
+    assert "- run three times: 9 state-dependent (right alone" in text
     assert text.count("### WRONG: flashinfer-swa-merge, 9 cases, window-one-too-wide; first: ") == 1
     assert (text.count("### "), text.count("attn-harness replay")) == (1, 1)
     assert "also: " in text
