@@ -56,12 +56,9 @@ class Group:
         """What fresh processes said: "run three times: 2 deterministic"; "" where nothing was run again."""
         stabilities = Counter(str(r.stability) for r in self.records if r.stability is not None)
         each = ", ".join(f"{count} {what}" if self.others else what for what, count in stabilities.items())
-        hint = (
-            " (right alone in a fresh process, wrong after other cases)"
-            if str(Stability.STATE_DEPENDENT) in stabilities
-            else ""
-        )
-        return f"run three times: {each}{hint}" if each else ""
+        if str(Stability.STATE_DEPENDENT) in stabilities:
+            each += " (right alone in a fresh process, wrong after other cases)"
+        return f"run three times: {each}" if each else ""
 
     @property
     def comes_and_goes(self) -> bool:
