@@ -56,10 +56,10 @@ def least_shared_memory() -> int:
     """Free bytes of the fullest GPU that the driver lists; 0 where there is none, where one is not to be shared by
     processes (its compute mode), and where the driver does not say."""
     try:
-        told = [line.split(", ") for line in _driver_says("memory.free,compute_mode")]
+        told = [line.partition(", ") for line in _driver_says("memory.free,compute_mode")]
     except UsageError:
         return 0
-    sizes = [int(free) << 20 if free.isdigit() and mode == "Default" else 0 for free, mode in told]
+    sizes = [int(free) << 20 if free.isdigit() and mode == "Default" else 0 for free, _, mode in told]  # free: in MiB
     return min(sizes, default=0)
 
 
