@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -209,6 +209,15 @@ class PressesCtrlC(LocalKernels):
         return record
 
 
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Also where these tests run in the background of a shell, which starts them with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_ctrl_c_waits_for_the_case_in_flight_and_keeps_what_is_being_shrunk(tmp_path: Path) -> None:
     kernels = PressesCtrlC(SWA, "window-one-too-wide")
     options = SessionOptions((SWA,), seed=2, examples=100)
