@@ -199,34 +199,33 @@ def _explain_failure(observed: Observed, suspects: list[Suspect]) -> Explanation
 def _like_no_fault(record: Record, truth: Truth, observed: Observed, wrong: Tensor) -> tuple[str, ...]:
     """The emulation of this path gives the same without any fault: a property of the path, or too small to see."""
     failed = [e for e in record.evidence if e.passed is False]
+    if bool(wrong.any()):
+        lines = [
+            "no fault: the emulation of this path gives the same without any, so this is how the library computes, "
+            "or an error too close to the bound to tell faults apart",
+            *(f"what failed: {e.message}" for e in failed[:3]),
+            *(f"wrong: {line}" for line in say_where(truth.case, wrong)),
+        ]
+        return tuple(lines[:MAX_LINES])
     related = [f"{e.kind}: {e.message}" for e in failed if e.kind.startswith(RELATION)]
-    if related and not bool(wrong.any()):
+    if related:
         first = "every row is within its bound, but what should give the same answer does not:"
         return (first, *related)[:MAX_LINES]
     overwritten = [e.message for e in failed if e.kind == CACHE]
-    if overwritten and not bool(wrong.any()):
+    if overwritten:
         return (f"every row is within its bound, but the path overwrites the kv cache: {overwritten[0]}",)
     gone = [e.message for e in failed if e.kind in ("bound", "lse")]
-    if gone and not bool(wrong.any()):
+    if gone:
         return (
             "right when run again to be explained: the failure comes and goes, or needs what ran before in its process",
             f"what failed: {gone[0]}",
         )
-    if not bool(wrong.any()):
-        error = max(float(((one.out - truth.golden.out).abs() / (truth.bound + 1e-30)).max()) for one in observed.own)
-        return (
-            f"nothing to explain here: every row is within its bound (largest error {error:.2f} of it) and LSE agrees.",
-            "an emulated kernel without fault gives the same; a fault of that size cannot be told from rounding "
-            "on this case.",
-        )
-    reasons = [e.message for e in failed]
-    lines = [
-        "no fault: the emulation of this path gives the same without any, so this is how the library computes, "
-        "or an error too close to the bound to tell faults apart",
-        *(f"what failed: {reason}" for reason in reasons[:3]),
-        *(f"wrong: {line}" for line in say_where(truth.case, wrong)),
-    ]
-    return tuple(lines[:MAX_LINES])
+    error = max(float(((one.out - truth.golden.out).abs() / (truth.bound + 1e-30)).max()) for one in observed.own)
+    return (
+        f"nothing to explain here: every row is within its bound (largest error {error:.2f} of it) and LSE agrees.",
+        "an emulated kernel without fault gives the same; a fault of that size cannot be told from rounding "
+        "on this case.",
+    )
 
 
 def xray(examiner: Examiner) -> Attended | None:

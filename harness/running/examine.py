@@ -300,10 +300,10 @@ def _judge(examiner: Examiner, options: RunOptions, level: Poison, outcome: Outc
     if outcome.failures and level is not Poison.ZERO:
         zeroed = gather_evidence(examiner, options, Poison.ZERO)
         first = outcome.failures[0]
-        if not zeroed.failures and any(e.kind == DETERMINISM for e in outcome.failures):
-            return _filled(record, outcome, Verdict.WRONG, first.message, outcome)  # right by luck the second time
-        if not zeroed.failures and only_the_cache(outcome.failures):
-            return _filled(record, outcome, Verdict.WRONG, first.message, outcome)  # zeros were overwritten by zeros
+        # Right by luck the second time, or zeros over zeros: nothing leaked.
+        leaked_nothing = any(e.kind == DETERMINISM for e in outcome.failures) or only_the_cache(outcome.failures)
+        if not zeroed.failures and leaked_nothing:
+            return _filled(record, outcome, Verdict.WRONG, first.message, outcome)
         if not zeroed.failures:
             return _filled(
                 record, outcome, Verdict.POISONED, f"right with zeroed unused slots, else: {first.message}", zeroed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.console import Console
 from cases import AttentionCase, Request
 from harness.cli.summary import print_summary
 from harness.grouping import faults_named, group_findings
+from harness.pytest_plugin import failure_text
 from harness.record import FIRST_SEEN, Record
 from harness.verdict import Evidence, Stability, Verdict
 
@@ -57,6 +59,15 @@ def test_crashes_are_told_apart_by_words_and_line_not_by_numbers() -> None:
     words = "run raised RuntimeError: bad index {} (at kernel.py:{})"
     records = [record(n, Verdict.CRASH, words.format(n, line)) for n, line in enumerate((7, 7, 9, 7))]
     assert [s for _, s in seeds(records)] == [[0, 1, 3], [2]]
+
+
+def test_a_generated_case_that_fails_is_told_whole() -> None:
+    failed = record(3, Verdict.WRONG, "off")
+    lines = failure_text(failed.replace(suite=None)).splitlines()
+    (body,) = (line.removeprefix("case: ") for line in lines if line.startswith("case: "))
+    assert AttentionCase.from_json(json.loads(body)) == failed.case
+    assert not any("None" in line for line in lines)
+    assert "--suite smoke -k" in failure_text(failed.replace(suite="smoke"))
 
 
 def test_what_comes_and_goes_is_said_before_what_may_explain_it() -> None:
